@@ -1,0 +1,26 @@
+"""How K/V are written and read. Registry of lazy backend factories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from forerun.attention.base import AttentionBackend
+from forerun.errors import ConfigError
+
+
+def _torch_ref() -> AttentionBackend:
+    from forerun.attention.torch_ref import TorchRefBackend
+
+    return TorchRefBackend()
+
+
+BACKENDS: dict[str, Callable[[], AttentionBackend]] = {"torch_ref": _torch_ref}
+
+
+def build_attention_backend(name: str) -> AttentionBackend:
+    """Return the named backend; raises ConfigError for an unknown name."""
+    if name not in BACKENDS:
+        raise ConfigError(
+            f"unknown attention backend {name!r}; allowed: {', '.join(sorted(BACKENDS))}."
+        )
+    return BACKENDS[name]()

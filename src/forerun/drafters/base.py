@@ -1,0 +1,81 @@
+"""The Drafter contract.
+
+A drafter proposes the next tokens of a request from its committed tokens and, if it says so, from
+the target's hidden states of computed rows. It may not read or change scheduler state, and keeps
+K/V only as extra layers of the shared pool, so prefix hits and preemption restore it for free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from forerun.plan import DraftRequest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forerun.attention.base import AttentionContext
+    from forerun.cache.kv_store import KVLayerShape
+    from forerun.models.base import TargetModel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrafterCapabilities:
+    """What a drafter needs and gives, as data.
+
+    `target_layer_ids` are the target layers it taps. `kv_layers` are its layers in the shared pool.
+    `num_lookahead_slots` counts pool slots past the anchor and drafts that `propose` writes.
+    """
+
+    max_speculative_tokens: int
+    target_layer_ids: tuple[int, ...] = ()
+    kv_layers: tuple[KVLayerShape, ...] = ()
+    num_lookahead_slots: int = 0
+    emits_confidence: bool = False
+    emits_probs: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class DraftProposal:
+    """Proposed tokens for several requests, in the order asked.
+
+    `draft_probs` None means the proposal is deterministic (one-hot q). Otherwise row [i, j] is the
+    float32 distribution over the target vocabulary that token j of request i was drawn from: the
+    very tensor, not a recomputation. `confidence` entry [i][j] is the predicted chance that token j
+    is accepted given that those before it were; a function of the prefix, never of the drawn token.
+    """
+
+    draft_token_ids: list[list[int]]
+    draft_probs: Tensor | None = None  # [num_reqs, k, vocab_size]
+    confidence: list[list[float]] | None = None
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+class Drafter(Protocol):
+    """One drafting method. One instance per runner, single-threaded."""
+
+    capabilities: DrafterCapabilities
+
+    def bind(self, target: TargetModel) -> None:
+        """Meet the target once, before the first step (to share embeddings and head)."""
+        ...
+
+    def ingest(
+        self,
+        aux_hidden_states: Tensor,  # [num_tokens, num_taps, hidden_size]
+        token_ids: Tensor,  # [num_tokens]
+        positions: Tensor,  # [num_tokens]
+        attention: AttentionContext,
+    ) -> None:
+        """Take in the taps of every computed row. Called only when layers are tapped."""
+        ...
+
+    def propose(self, requests: Sequence[DraftRequest]) -> DraftProposal:
+        """Propose up to `depth` tokens for each request; fewer, or none, is fine."""
+        ...
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        """Forget these requests. Unknown ids are ignored."""
+        ...

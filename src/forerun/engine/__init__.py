@@ -1,0 +1,1 @@
+"""The step loop and everything it calls: scheduler, runner, commit, transports."""

@@ -1,0 +1,28 @@
+"""The only place that reads environment variables. Bad values raise ConfigError."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from forerun.errors import ConfigError
+
+
+def cache_dir() -> Path:
+    """Return the folder for downloaded models and derived files (FORERUN_CACHE)."""
+    given = os.environ.get("FORERUN_CACHE")
+    if given is None:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return Path(base) / "forerun"
+    if not given.strip():
+        raise ConfigError("FORERUN_CACHE is set but empty; give a folder or unset it.")
+    return Path(given)
+
+
+def log_level() -> str:
+    """Return the log level name (FORERUN_LOG_LEVEL, default INFO)."""
+    level = os.environ.get("FORERUN_LOG_LEVEL", "INFO").upper()
+    allowed = ("DEBUG", "INFO", "WARNING", "ERROR")
+    if level not in allowed:
+        raise ConfigError(f"FORERUN_LOG_LEVEL is {level!r}; allowed are {', '.join(allowed)}.")
+    return level
