@@ -179,6 +179,14 @@ class Request:
         return remaining
 
     @property
+    def banned_token_ids(self) -> frozenset[int]:
+        """Tokens that may not be emitted before `min_tokens`: everything that would stop it."""
+        if self.params.min_tokens == 0:
+            return frozenset()
+        eos = frozenset() if self.params.ignore_eos else self.eos_token_ids
+        return eos.union(self.params.stop_token_ids)
+
+    @property
     def bypasses_prefix_cache(self) -> bool:
         """Prompt logprobs need logits of every prompt row, so nothing may be skipped."""
         return self.params.prompt_logprobs is not None

@@ -1,1 +1,32 @@
-"""."""
+"""Drafting methods, one file each. Registry of lazy factories by vLLM's method names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from forerun.config import SpeculativeConfig
+from forerun.drafters.base import Drafter
+
+
+def _none(_: SpeculativeConfig) -> Drafter:
+    from forerun.drafters.none import NoneDrafter
+
+    return NoneDrafter()
+
+
+def _ngram(config: SpeculativeConfig) -> Drafter:
+    from forerun.drafters.ngram import NgramDrafter
+
+    return NgramDrafter(
+        max_speculative_tokens=config.num_speculative_tokens,
+        min_n=config.prompt_lookup_min,
+        max_n=config.prompt_lookup_max,
+    )
+
+
+DRAFTERS: dict[str, Callable[[SpeculativeConfig], Drafter]] = {"none": _none, "ngram": _ngram}
+
+
+def build_drafter(config: SpeculativeConfig) -> Drafter:
+    """Return the drafter named by `config.method`."""
+    return DRAFTERS[config.method](config)

@@ -52,6 +52,14 @@ class ReadyMessage:
 
 
 @dataclass(slots=True, kw_only=True)
+class LoadingMessage:
+    """Progress while weights load, before ReadyMessage."""
+
+    done: int
+    total: int
+
+
+@dataclass(slots=True, kw_only=True)
 class FailedMessage:
     """The engine could not start (`is_config_error`) or died; one sentence for the user."""
 

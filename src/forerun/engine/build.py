@@ -1,0 +1,149 @@
+"""From a configuration to a running engine: load, resolve, wire the seams together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import forerun
+from forerun.attention import build_attention_backend
+from forerun.budget import build_policy
+from forerun.cache.kv_store import KVLayerShape, KVStore
+from forerun.cache.manager import KVCacheManager
+from forerun.config import EngineConfig
+from forerun.drafters import build_drafter
+from forerun.engine.allocator import keep_freed_memory
+from forerun.engine.engine import Engine
+from forerun.engine.messages import EngineLimits
+from forerun.engine.resolve import Resolved, resolve
+from forerun.engine.runner import ModelRunner
+from forerun.engine.scheduler import Scheduler, SchedulerLimits
+from forerun.logs import get_logger
+from forerun.models.base import TargetModel
+from forerun.models.bundled import resolve_model_path
+from forerun.models.loader import load_model, read_model_spec
+from forerun.tokenization import Tokenizer, load_tokenizer
+from forerun.verification.verify import Verifier
+
+logger = get_logger(__name__)
+
+Progress = Callable[[int, int], None]
+ATTENTION_BACKEND = "torch_ref"
+
+
+def build_engine(
+    config: EngineConfig, *, progress: Progress | None = None
+) -> tuple[Engine, Tokenizer, dict[str, Any]]:
+    """Load the model and return (engine, tokenizer, info); raises ConfigError.
+
+    `progress(done, total)` is called while weights load.
+    """
+    path = resolve_model_path(config.model.model)
+    spec = read_model_spec(path)
+    layers = [KVLayerShape(num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim)]
+    drafter = build_drafter(config.speculative)
+    layers = layers * spec.num_layers + list(drafter.capabilities.kv_layers)
+    resolved = resolve(config, spec, layers)
+    keep_freed_memory()
+    tokenizer = load_tokenizer(path)
+    model = load_model(path, dtype=resolved.dtype, device=resolved.device, progress=progress)
+    kv_store = KVStore(
+        layers,
+        num_blocks=resolved.num_blocks,
+        kv_block_size=config.cache.kv_block_size,
+        dtype=resolved.dtype,
+        device=resolved.device,
+    )
+    verifier = Verifier(default_method=config.speculative.rejection_sample_method)
+    runner = ModelRunner(
+        model=model,
+        drafter=drafter,
+        verifier=verifier,
+        kv_store=kv_store,
+        backend=build_attention_backend(ATTENTION_BACKEND),
+        device=resolved.device,
+    )
+    engine = assemble_engine(
+        config,
+        resolved,
+        runner=runner,
+        tokenizer=tokenizer,
+        vocab_size=spec.vocab_size,
+        num_lookahead_slots=drafter.capabilities.num_lookahead_slots,
+    )
+    return engine, tokenizer, describe_engine(config, resolved, model, engine)
+
+
+def assemble_engine(
+    config: EngineConfig,
+    resolved: Resolved,
+    *,
+    runner: Any,
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    num_lookahead_slots: int = 0,
+) -> Engine:
+    """Wire cache, policy, scheduler and runner into an engine."""
+    cache = KVCacheManager(
+        num_blocks=resolved.num_blocks,
+        kv_block_size=config.cache.kv_block_size,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+    )
+    limits = SchedulerLimits(
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_waiting_requests=config.scheduler.max_waiting_requests,
+        num_lookahead_slots=num_lookahead_slots,
+    )
+    scheduler = Scheduler(limits, cache, build_policy(config.speculative))
+    engine_limits = EngineLimits(
+        max_model_len=resolved.max_model_len,
+        vocab_size=vocab_size,
+        num_kv_blocks=cache.pool.num_usable_blocks,
+        kv_block_size=config.cache.kv_block_size,
+        max_waiting_requests=config.scheduler.max_waiting_requests,
+    )
+    return Engine(scheduler=scheduler, runner=runner, tokenizer=tokenizer, limits=engine_limits)
+
+
+def describe_engine(
+    config: EngineConfig, resolved: Resolved, model: TargetModel, engine: Engine
+) -> dict[str, Any]:
+    """Return the JSON-ready facts of /server_info, and log the choice of drafter and policy."""
+    speculative = config.speculative
+    policy = engine.scheduler.policy.name
+    reason = f"policy {policy!r} verifies a constant number of drafts"
+    logger.info(
+        "drafter %s, k = %d, policy %s, verifier %s; adaptive off: %s",
+        speculative.method,
+        speculative.max_draft_tokens,
+        policy,
+        speculative.rejection_sample_method,
+        reason,
+    )
+    return {
+        "version": forerun.__version__,
+        "model": config.model.model,
+        "architecture": model.spec.architecture,
+        "device": str(resolved.device),
+        "dtype": str(resolved.dtype).removeprefix("torch."),
+        "num_threads": resolved.num_threads,
+        "attention_backend": ATTENTION_BACKEND,
+        "max_model_len": resolved.max_model_len,
+        "max_num_seqs": config.scheduler.max_num_seqs,
+        "max_num_batched_tokens": resolved.max_num_batched_tokens,
+        "kv_cache": {
+            "bytes": resolved.kv_cache_bytes,
+            "num_blocks": engine.limits.num_kv_blocks,
+            "kv_block_size": engine.limits.kv_block_size,
+            "prefix_caching": config.cache.enable_prefix_caching,
+        },
+        "speculative": {
+            "method": speculative.method,
+            "num_speculative_tokens": speculative.max_draft_tokens,
+            "policy": policy,
+            "rejection_sample_method": speculative.rejection_sample_method,
+            "adaptive_active": False,
+            "adaptive_reason": reason,
+        },
+    }

@@ -1,0 +1,143 @@
+"""Fill in every "auto" of the configuration, and log each choice with its reason."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from forerun.cache.kv_store import KVLayerShape, compute_block_bytes
+from forerun.config import EngineConfig, parse_bytes
+from forerun.errors import ConfigError
+from forerun.logs import get_logger
+from forerun.models.spec import ModelSpec
+
+logger = get_logger(__name__)
+
+DEFAULT_KV_CACHE_BYTES = 2**30
+DEFAULT_CPU_ROWS = 512
+DEFAULT_ACCELERATOR_ROWS = 8192
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resolved:
+    """Every choice made, none left open."""
+
+    device: torch.device
+    dtype: torch.dtype
+    max_model_len: int
+    max_num_batched_tokens: int
+    num_threads: int
+    kv_cache_bytes: int
+    num_blocks: int
+
+
+def resolve(config: EngineConfig, spec: ModelSpec, layers: Sequence[KVLayerShape]) -> Resolved:
+    """Return the resolved choices; raises ConfigError for what cannot be had."""
+    device = _resolve_device(config.model.device)
+    dtype = _resolve_dtype(config.model.dtype, device)
+    threads = _resolve_threads(config.model.num_threads)
+    kv_bytes, num_blocks = _resolve_blocks(config, layers, dtype)
+    return Resolved(
+        device=device,
+        dtype=dtype,
+        max_model_len=_resolve_length(config.model.max_model_len, spec),
+        max_num_batched_tokens=_resolve_rows(config, device),
+        num_threads=threads,
+        kv_cache_bytes=kv_bytes,
+        num_blocks=num_blocks,
+    )
+
+
+def _resolve_device(name: str) -> torch.device:
+    if name == "auto":
+        chosen = "cuda" if torch.cuda.is_available() else "cpu"
+        logger.info("device %s: %s", chosen, "a GPU is visible" if chosen != "cpu" else "no GPU")
+        return torch.device(chosen)
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"--device {name!r} cannot be used: {reason}") from error
+    return device
+
+
+def _resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    if name != "auto":
+        dtype: torch.dtype = getattr(torch, name)
+        logger.info("dtype %s: given", name)
+        return dtype
+    if device.type != "cpu" or _cpu_has_bfloat16():
+        logger.info("dtype bfloat16: the device computes it natively")
+        return torch.bfloat16
+    logger.info("dtype float32: this CPU has no native bfloat16")
+    return torch.float32
+
+
+def _cpu_has_bfloat16() -> bool:
+    flags = torch.backends.cpu.get_cpu_capability()
+    probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(flags != "DEFAULT" and probe is not None and probe())
+
+
+def _resolve_threads(given: int | None) -> int:
+    if given is not None:
+        torch.set_num_threads(given)
+        logger.info("threads %d: given", given)
+        return given
+    threads = torch.get_num_threads()
+    logger.info("threads %d: torch's default on %d CPUs", threads, os.cpu_count() or 1)
+    return threads
+
+
+def _resolve_length(given: int | None, spec: ModelSpec) -> int:
+    longest = spec.max_position_embeddings
+    if given is None:
+        logger.info("max_model_len %d: the model's context", longest)
+        return longest
+    if given > longest:
+        raise ConfigError(
+            f"--max-model-len {given} is longer than the model's context of {longest} tokens; "
+            f"give at most {longest}."
+        )
+    if given < 2:
+        raise ConfigError("--max-model-len must be at least 2: one prompt and one output token.")
+    logger.info("max_model_len %d: given", given)
+    return given
+
+
+def _resolve_rows(config: EngineConfig, device: torch.device) -> int:
+    given = config.scheduler.max_num_batched_tokens
+    if given is not None:
+        logger.info("max_num_batched_tokens %d: given", given)
+        return given
+    default = DEFAULT_CPU_ROWS if device.type == "cpu" else DEFAULT_ACCELERATOR_ROWS
+    rows = max(default, config.scheduler.max_num_seqs)
+    logger.info("max_num_batched_tokens %d: default on %s", rows, device.type)
+    return rows
+
+
+def _resolve_blocks(
+    config: EngineConfig, layers: Sequence[KVLayerShape], dtype: torch.dtype
+) -> tuple[int, int]:
+    given = config.cache.kv_cache_memory
+    total = DEFAULT_KV_CACHE_BYTES if given is None else parse_bytes("--kv-cache-memory", given)
+    size = config.cache.kv_block_size
+    per_block = compute_block_bytes(layers, kv_block_size=size, dtype=dtype)
+    num_blocks = total // per_block
+    if num_blocks < 2:
+        raise ConfigError(
+            f"--kv-cache-memory {given} holds {num_blocks} blocks of {per_block} bytes; at least "
+            f"2 are needed. Give {2 * per_block} bytes or more."
+        )
+    logger.info(
+        "KV pool %d MiB: %s; %d blocks of %d tokens",
+        total >> 20,
+        "default" if given is None else "given",
+        num_blocks - 1,
+        size,
+    )
+    return total, num_blocks

@@ -1,0 +1,168 @@
+"""ModelRunner: the torch implementation of the Runner seam.
+
+One target forward over all rows of a plan, verification of the rows that need logits, then
+drafting. Keeps no scheduling state; what it caches per request is the distribution its drafts were
+drawn from. Logits are computed for few requests at a time so that they never exceed a fixed size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun.attention.base import AttentionBackend, AttentionContext
+from forerun.cache.kv_store import KVStore
+from forerun.core import TokenLogprobs
+from forerun.drafters.base import Drafter
+from forerun.engine.batch import StepBatch, build_batch, select_logits_rows
+from forerun.models.base import TargetModel
+from forerun.plan import (
+    DraftRequest,
+    RequestDraft,
+    RequestResult,
+    ScheduledRequest,
+    StepPlan,
+    StepResult,
+)
+from forerun.sampling.logprobs import compute_logprobs
+from forerun.verification.verify import Verifier
+
+MAX_LOGITS_BYTES = 256 * 2**20
+
+
+class ModelRunner:
+    """Runs target, verifier and drafter on one device. Single-threaded."""
+
+    def __init__(
+        self,
+        *,
+        model: TargetModel,
+        drafter: Drafter,
+        verifier: Verifier,
+        kv_store: KVStore,
+        backend: AttentionBackend,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._drafter = drafter
+        self._verifier = verifier
+        self._kv_store = kv_store
+        self._backend = backend
+        self._device = device
+        self._max_logits_rows = max(1, MAX_LOGITS_BYTES // (4 * model.spec.vocab_size))
+        self._draft_probs: dict[str, tuple[int, Tensor]] = {}
+        drafter.bind(model)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run the plan; see Runner.execute."""
+        hidden_states = self._forward(build_batch(plan, kv_block_size=self._kv_store.kv_block_size))
+        rows = select_logits_rows(plan.requests)
+        results = [RequestResult(request_id=r.request_id) for r in plan.requests]
+        for chunk in _split_by_rows(rows, self._max_logits_rows):
+            requests = [plan.requests[index] for index in chunk]
+            chunk_rows = np.concatenate([rows[index] for index in chunk])
+            logits = self._model.compute_logits(hidden_states[self._to_device(chunk_rows)])
+            draft_probs = [self._find_draft_probs(request) for request in requests]
+            verified = self._verifier.verify(logits, requests, draft_probs)
+            for index, result in zip(chunk, verified, strict=True):
+                results[index] = result
+        self._add_prompt_logprobs(plan, hidden_states, results)
+        return StepResult(results=results)
+
+    @torch.inference_mode()
+    def draft(self, requests: Sequence[DraftRequest]) -> list[RequestDraft]:
+        """Propose for these requests; see Runner.draft."""
+        proposal = self._drafter.propose(requests)
+        drafts = []
+        for index, request in enumerate(requests):
+            token_ids = proposal.draft_token_ids[index]
+            if proposal.draft_probs is not None:
+                probs = proposal.draft_probs[index, : len(token_ids)]
+                self._draft_probs[request.request_id] = (request.generation, probs)
+            confidence = [1.0] * len(token_ids)
+            if proposal.confidence is not None:
+                confidence = proposal.confidence[index]
+            drafts.append(
+                RequestDraft(
+                    request_id=request.request_id, token_ids=token_ids, confidence=confidence
+                )
+            )
+        return drafts
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        """Forget these requests everywhere."""
+        self._drafter.release(request_ids)
+        self._verifier.release(request_ids)
+        for request_id in request_ids:
+            self._draft_probs.pop(request_id, None)
+
+    def _forward(self, batch: StepBatch) -> Tensor:
+        token_ids = self._to_device(batch.token_ids)
+        positions = self._to_device(batch.positions)
+        metadata = self._backend.prepare(batch.attention, self._kv_store)
+        attention = AttentionContext(
+            backend=self._backend, kv_store=self._kv_store, metadata=metadata
+        )
+        taps = self._drafter.capabilities.target_layer_ids
+        output = self._model.forward(token_ids, positions, attention, taps)
+        if output.aux_hidden_states is not None:
+            self._drafter.ingest(output.aux_hidden_states, token_ids, positions, attention)
+        return output.hidden_states
+
+    def _find_draft_probs(self, request: ScheduledRequest) -> Tensor | None:
+        """Return the q of the admitted drafts, or None when they are deterministic."""
+        generation, probs = self._draft_probs.get(request.request_id, (-1, None))
+        if probs is None or not request.draft_token_ids:
+            return None
+        assert generation == request.generation, "drafts outlived a preemption"
+        return probs[: len(request.draft_token_ids)]
+
+    def _add_prompt_logprobs(
+        self, plan: StepPlan, hidden_states: Tensor, results: list[RequestResult]
+    ) -> None:
+        """Fill in logprobs of prompt tokens for the requests that asked, in bounded pieces."""
+        start_row = 0
+        for request, result in zip(plan.requests, results, strict=True):
+            first, start_row = start_row, start_row + request.num_rows
+            # Row at position p predicts token p + 1; the last prompt row predicts output.
+            num_rows = min(
+                request.num_new_tokens, request.num_prompt_tokens - 1 - request.num_computed_tokens
+            )
+            if request.params.prompt_logprobs is None or num_rows < 0 or result.error is not None:
+                continue
+            result.prompt_logprobs = []
+            for offset in range(0, num_rows, self._max_logits_rows):
+                end = min(offset + self._max_logits_rows, num_rows)
+                hidden = hidden_states[first + offset : first + end]
+                result.prompt_logprobs += self._score_prompt(request, hidden, offset)
+
+    def _score_prompt(
+        self, request: ScheduledRequest, hidden: Tensor, offset: int
+    ) -> list[TokenLogprobs]:
+        start = request.num_computed_tokens + offset + 1
+        token_ids = request.token_ids[start : start + len(hidden)]
+        num_top = request.params.prompt_logprobs or 0
+        return compute_logprobs(self._model.compute_logits(hidden), token_ids, num_top)
+
+    def _to_device(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(self._device)
+
+
+def _split_by_rows(rows: Sequence[np.ndarray], limit: int) -> Iterator[list[int]]:
+    """Yield request indices in groups whose rows fit the limit (a group has at least one)."""
+    group: list[int] = []
+    total = 0
+    for index, wanted in enumerate(rows):
+        if len(wanted) == 0:
+            continue
+        if group and total + len(wanted) > limit:
+            yield group
+            group, total = [], 0
+        group.append(index)
+        total += len(wanted)
+    if group:
+        yield group
