@@ -8,7 +8,7 @@ from typing import Any
 import forerun
 from forerun.attention import build_attention_backend
 from forerun.budget import build_policy
-from forerun.cache.kv_store import KVLayerShape, KVStore
+from forerun.cache.kv_store import KVStore
 from forerun.cache.manager import KVCacheManager
 from forerun.config import EngineConfig
 from forerun.drafters import build_drafter
@@ -22,6 +22,8 @@ from forerun.logs import get_logger
 from forerun.models.base import TargetModel
 from forerun.models.bundled import resolve_model_path
 from forerun.models.loader import load_model, read_model_spec
+from forerun.models.spec import ModelSpec
+from forerun.plan import Runner
 from forerun.tokenization import Tokenizer, load_tokenizer
 from forerun.verification.verify import Verifier
 
@@ -40,9 +42,8 @@ def build_engine(
     """
     path = resolve_model_path(config.model.model)
     spec = read_model_spec(path)
-    layers = [KVLayerShape(num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim)]
     drafter = build_drafter(config.speculative)
-    layers = layers * spec.num_layers + list(drafter.capabilities.kv_layers)
+    layers = [*spec.build_kv_layers(), *drafter.capabilities.kv_layers]
     resolved = resolve(config, spec, layers)
     keep_freed_memory()
     tokenizer = load_tokenizer(path)
@@ -54,11 +55,10 @@ def build_engine(
         dtype=resolved.dtype,
         device=resolved.device,
     )
-    verifier = Verifier(default_method=config.speculative.rejection_sample_method)
     runner = ModelRunner(
         model=model,
         drafter=drafter,
-        verifier=verifier,
+        verifier=Verifier(config.speculative.rejection_sample_method),
         kv_store=kv_store,
         backend=build_attention_backend(ATTENTION_BACKEND),
         device=resolved.device,
@@ -68,7 +68,7 @@ def build_engine(
         resolved,
         runner=runner,
         tokenizer=tokenizer,
-        vocab_size=spec.vocab_size,
+        spec=spec,
         num_lookahead_slots=drafter.capabilities.num_lookahead_slots,
     )
     return engine, tokenizer, describe_engine(config, resolved, model, engine)
@@ -78,9 +78,9 @@ def assemble_engine(
     config: EngineConfig,
     resolved: Resolved,
     *,
-    runner: Any,
+    runner: Runner,
     tokenizer: Tokenizer,
-    vocab_size: int,
+    spec: ModelSpec,
     num_lookahead_slots: int = 0,
 ) -> Engine:
     """Wire cache, policy, scheduler and runner into an engine."""
@@ -98,12 +98,18 @@ def assemble_engine(
     scheduler = Scheduler(limits, cache, build_policy(config.speculative))
     engine_limits = EngineLimits(
         max_model_len=resolved.max_model_len,
-        vocab_size=vocab_size,
+        vocab_size=spec.vocab_size,
         num_kv_blocks=cache.pool.num_usable_blocks,
         kv_block_size=config.cache.kv_block_size,
         max_waiting_requests=config.scheduler.max_waiting_requests,
     )
-    return Engine(scheduler=scheduler, runner=runner, tokenizer=tokenizer, limits=engine_limits)
+    return Engine(
+        scheduler=scheduler,
+        runner=runner,
+        tokenizer=tokenizer,
+        limits=engine_limits,
+        eos_token_ids=tokenizer.eos_token_ids.union(spec.eos_token_ids),
+    )
 
 
 def describe_engine(

@@ -34,12 +34,13 @@ class Engine:
         runner: Runner,
         tokenizer: Tokenizer,
         limits: EngineLimits,
+        eos_token_ids: frozenset[int],
     ) -> None:
         self.limits = limits
         self.scheduler = scheduler
         self._runner = runner
         self._committer = Committer(tokenizer)
-        self._eos_token_ids = tokenizer.eos_token_ids
+        self._eos_token_ids = eos_token_ids
         self._children: dict[str, list[Request]] = {}
         self._pending_outputs: list[RequestOutput] = []
 

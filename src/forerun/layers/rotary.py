@@ -1,0 +1,60 @@
+"""Rotary position embedding in the half-split (Hugging Face) layout.
+
+With x = (a, b), each half D/2 wide, at position p: x' = (a cos - b sin, b cos + a sin) with angles
+p * f_i, f_i = theta^(-2i/D) / factor_i. Every supported scaling variant is a set of factors.
+Shapes: T rows, H heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Cosines and signed sines of one step's rows, shared by all layers with the same rope."""
+
+    cos: Tensor  # [num_tokens, 1, 1, head_dim / 2]
+    sin: Tensor  # [num_tokens, 1, 2, head_dim / 2], (-sin, +sin)
+
+
+class Rotary(nn.Module):
+    """Angles for one theta and one set of frequency factors."""
+
+    inv_freq: Tensor
+
+    def __init__(
+        self,
+        head_dim: int,
+        theta: float,
+        *,
+        freq_factors: Sequence[float] | None,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        inv_freq = 1.0 / (theta**exponents)
+        if freq_factors is not None:
+            inv_freq /= torch.tensor(freq_factors, dtype=torch.float32)
+        self.register_buffer("inv_freq", inv_freq.to(device), persistent=False)
+
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
+        """Compute the rotation of rows at these positions [num_tokens]."""
+        angles = positions.float()[:, None] * self.inv_freq
+        sin = angles.sin()
+        return Rotation(
+            cos=angles.cos()[:, None, None].to(dtype),
+            sin=torch.stack((-sin, sin), dim=1)[:, None].to(dtype),
+        )
+
+
+def apply_rotary(heads: Tensor, rotation: Rotation) -> Tensor:
+    """Rotate [num_tokens, num_heads, head_dim] (any strides); returns a contiguous tensor."""
+    num_tokens, num_heads, head_dim = heads.shape
+    halves = heads.view(num_tokens, num_heads, 2, head_dim // 2)
+    rotated = halves * rotation.cos
+    return rotated.addcmul_(halves.flip(2), rotation.sin).view(num_tokens, num_heads, head_dim)

@@ -1,0 +1,189 @@
+"""Speculation changes speed, never text: greedy and seeded tokens with it on and off.
+
+On the default model in float32 tokens are equal except where the two best logits of the plain run
+are closer than 1e-3 apart; such places are listed, and comparison stops there. On a small random
+model the arms differ in drafter, depth, batch, preemption and prefix hits.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fakes import collect_tokens, continue_greedily, draft_right, drain, new_request
+from forerun import LLM, SamplingParams
+from forerun.core import TokenLogprobs
+from forerun.drafters import DRAFTERS
+from model_engines import compute_last_logits, make_model, make_model_engine
+from scripted_drafters import ScriptedDrafter
+
+TIE_MARGIN = 1e-3
+PROMPTS = Path(__file__).parents[1] / "prompts" / "small.jsonl"
+MODEL = make_model(seed=1)
+
+
+def load_prompts() -> list[list[dict]]:
+    return [json.loads(line)["messages"] for line in PROMPTS.read_text().splitlines()]
+
+
+def make_llm(method: str, k: int = 5, **options: object) -> LLM:
+    config = {"method": method, "num_speculative_tokens": k}
+    return LLM(dtype="float32", speculative_config=config, **options)
+
+
+def answer(llm: LLM, prompts: Sequence[list[dict]], max_tokens: int) -> list:
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, logprobs=2)
+    return [completion.choices[0] for completion in llm.chat(prompts, params)]
+
+
+def compute_margin(entry: TokenLogprobs) -> float:
+    return entry.top[0][1] - entry.top[1][1]
+
+
+def list_ties(plain: Sequence, other: Sequence) -> list[tuple[int, int, float]]:
+    """Return (prompt, position, margin) of each divergence; fail unless each is a tie."""
+    ties = []
+    for index, (a, b) in enumerate(zip(plain, other, strict=True)):
+        if a.token_ids == b.token_ids:
+            continue
+        pairs = itertools.zip_longest(a.token_ids, b.token_ids)
+        at = next(i for i, (x, y) in enumerate(pairs) if x != y)
+        margin = compute_margin(a.logprobs[at])
+        assert margin < TIE_MARGIN, f"prompt {index} diverges at {at}, margin {margin:.4f}"
+        ties.append((index, at, margin))
+    return ties
+
+
+@pytest.mark.network
+def test_default_model_greedy_tokens_equal_with_and_without_speculation() -> None:
+    prompts = load_prompts()
+    assert len(prompts) == 24
+    plain = answer(make_llm("none"), prompts, 32)
+    speculating = make_llm("ngram", 5)
+    drafted = answer(speculating, prompts, 32)
+    print("ties:", list_ties(plain, drafted))
+    assert sum(choice.spec_stats.num_accepted_tokens for choice in drafted) > 50
+    speculating.engine.check_integrity()
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.parametrize("batch", [1, 32])
+def test_default_model_on_200_prompts_at_every_depth(batch: int) -> None:
+    from forerun.data import build_prompt_set
+
+    prompts = [entry["messages"] for entry in build_prompt_set("evaluation")]
+    assert len(prompts) == 200
+    plain = answer(make_llm("none", max_num_seqs=batch), prompts, 64)
+    for k in (1, 3, 5, 8):
+        drafted = answer(make_llm("ngram", k, max_num_seqs=batch), prompts, 64)
+        accepted = sum(choice.spec_stats.num_accepted_tokens for choice in drafted)
+        print(f"batch {batch} k {k}: accepted {accepted}, ties {list_ties(plain, drafted)}")
+        assert accepted > 200
+
+
+def decode_greedily(prompt: Sequence[int], count: int) -> list[int]:
+    return continue_greedily(next_token, prompt, count)
+
+
+@functools.cache
+def find_next_token(prefix: tuple[int, ...]) -> int:
+    return int(compute_last_logits(MODEL, prefix).argmax())
+
+
+def next_token(prefix: Sequence[int]) -> int:
+    return find_next_token(tuple(prefix))
+
+
+@pytest.mark.parametrize("method", sorted(DRAFTERS))
+def test_greedy_tokens_of_every_registered_drafter(method: str) -> None:
+    prompts = [[1, 2, 3, 1, 2], [7] * 9, list(range(30, 60)), [5]]
+    engine = make_model_engine(MODEL, speculative_config={"method": method})
+    for index, prompt in enumerate(prompts):
+        engine.add(new_request(f"r{index}", prompt, temperature=0.0, max_tokens=40))
+    tokens = collect_tokens(drain(engine))
+    for index, prompt in enumerate(prompts):
+        assert tokens[f"r{index}", 0] == decode_greedily(prompt, 40)
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 3, 8])
+def test_greedy_tokens_with_drafts_right_until_j(num_right: int) -> None:
+    drafter = ScriptedDrafter(draft_right(next_token, num_right))
+    engine = make_model_engine(
+        MODEL, drafter=drafter, speculative_config={"num_speculative_tokens": 8}
+    )
+    engine.add(new_request("r", [3, 1, 4, 1, 5], temperature=0.0, max_tokens=24))
+    outputs = drain(engine)
+    assert collect_tokens(outputs)["r", 0] == decode_greedily([3, 1, 4, 1, 5], 24)
+    stats = outputs[-1].spec_stats
+    assert max(stats.accepted_per_step) == min(num_right, 8)
+
+
+def run_seeded(drafter: str, load: str) -> dict[tuple[str, int], list[int]]:
+    """Return the tokens of seeded requests under one arm."""
+    options: dict[str, object] = {"speculative_config": {"method": "none"}}
+    if drafter != "none":
+        options["speculative_config"] = {"method": "ngram", "prompt_lookup_min": 1}
+    if drafter == "right":
+        options["drafter"] = ScriptedDrafter(draft_right(next_token))
+    if load == "alone":
+        options["max_num_seqs"] = 1
+    if load == "preempted":
+        options["num_blocks"] = 41
+    engine = make_model_engine(MODEL, **options)
+    if load == "prefix_hits":
+        for seed in range(8):
+            engine.add(new_request(f"warm{seed}", make_prompt(seed), max_tokens=1))
+        drain(engine)
+    for seed in range(8):
+        engine.add(
+            new_request(
+                f"r{seed}",
+                make_prompt(seed),
+                seed=seed,
+                max_tokens=32,
+                n=1 + seed % 3,
+                top_p=0.9,
+                temperature=0.8,
+            )
+        )
+    if load == "crowd":
+        for index in range(24):
+            engine.add(new_request(f"other{index}", [index + 1, 9], max_tokens=30))
+    outputs = drain(engine)
+    if load == "preempted":
+        assert engine.scheduler.num_preemptions > 0
+    if load == "prefix_hits":
+        assert max(output.num_cached_tokens for output in outputs) >= 16
+    tokens = collect_tokens(outputs)
+    return {key: value for key, value in tokens.items() if key[0].startswith("r")}
+
+
+def make_prompt(seed: int) -> list[int]:
+    return [seed + 1, 2, 3, 4, 2, 3] * 4
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "right"])
+@pytest.mark.parametrize("load", ["alone", "together", "crowd", "preempted", "prefix_hits"])
+def test_seeded_requests_do_not_depend_on_anything_else(drafter: str, load: str) -> None:
+    assert run_seeded(drafter, load) == run_seeded("none", "alone")
+
+
+def test_choices_of_a_seeded_request_differ() -> None:
+    engine = make_model_engine(MODEL)
+    engine.add(new_request("r", [1, 2, 3], seed=5, n=3, max_tokens=16))
+    tokens = collect_tokens(drain(engine))
+    assert len({tuple(tokens["r", choice]) for choice in range(3)}) == 3
+
+
+def test_unseeded_requests_differ_from_call_to_call() -> None:
+    engine = make_model_engine(MODEL)
+    for name in ("a", "b"):
+        engine.add(new_request(name, [1, 2, 3], max_tokens=16))
+    tokens = collect_tokens(drain(engine))
+    assert tokens["a", 0] != tokens["b", 0]

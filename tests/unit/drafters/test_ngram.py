@@ -1,0 +1,92 @@
+"""Prompt lookup against a brute-force search, and that its index never rescans."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.core import SamplingParams
+from forerun.drafters.ngram import NgramDrafter, NgramIndex
+from forerun.plan import DraftRequest
+
+MIN_N, MAX_N = 2, 4
+
+
+def ask(token_ids: list[int], depth: int, request_id: str = "r") -> DraftRequest:
+    return DraftRequest(
+        request_id=request_id,
+        generation=0,
+        token_ids=token_ids,
+        depth=depth,
+        block_table=[],
+        params=SamplingParams(),
+        seed=0,
+        choice_index=0,
+        num_draws=0,
+    )
+
+
+def make_drafter() -> NgramDrafter:
+    return NgramDrafter(max_speculative_tokens=8, min_n=MIN_N, max_n=MAX_N)
+
+
+def search(tokens: list[int], depth: int) -> list[int]:
+    """Longest suffix first, latest earlier occurrence first, looping copies: by scanning."""
+    for n in range(min(MAX_N, len(tokens)), MIN_N - 1, -1):
+        for end in range(len(tokens) - 1, n - 1, -1):
+            if tokens[end - n : end] == tokens[-n:]:
+                period = len(tokens) - end
+                return [tokens[end + offset % period] for offset in range(depth)]
+    return []
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 8), st.integers(1, 60))
+def test_incremental_index_equals_a_full_search(tokens: list[int], depth: int, first: int) -> None:
+    drafter = make_drafter()
+    for end in range(min(first, len(tokens)), len(tokens) + 1):
+        prefix = tokens[:end]
+        proposal = drafter.propose([ask(prefix, depth)])
+        assert proposal.draft_token_ids == [search(prefix, depth)]
+
+
+def test_longest_match_wins_over_a_more_recent_short_one() -> None:
+    tokens = [1, 2, 3, 4, 50, 9, 3, 4, 60, 1, 2, 3, 4]
+    assert make_drafter().propose([ask(tokens, 1)]).draft_token_ids == [[50]]
+
+
+def test_most_recent_of_equal_matches_wins() -> None:
+    tokens = [3, 4, 50, 3, 4, 60, 3, 4]
+    assert make_drafter().propose([ask(tokens, 1)]).draft_token_ids == [[60]]
+
+
+def test_a_short_loop_is_continued_to_full_depth() -> None:
+    assert make_drafter().propose([ask([7, 8, 7, 8], 5)]).draft_token_ids == [[7, 8, 7, 8, 7]]
+
+
+def test_each_committed_token_is_indexed_once() -> None:
+    """The index reads only new tokens: a list that forbids other reads proves it."""
+
+    class Guarded(list):
+        allowed_from = 0
+
+        def __getitem__(self, key):
+            start = key.start if isinstance(key, slice) else key
+            assert start < 0 or start >= self.allowed_from, f"rescanned from {start}"
+            return super().__getitem__(key)
+
+    tokens = Guarded(range(100))
+    index = NgramIndex(MIN_N, MAX_N)
+    index.extend(tokens)
+    tokens.append(100)
+    tokens.allowed_from = 100 - MAX_N
+    index.extend(tokens)
+    assert index.find(tokens) is None
+    assert index.num_indexed == 101
+
+
+def test_requests_do_not_share_an_index_and_release_forgets() -> None:
+    drafter = make_drafter()
+    drafter.propose([ask([1, 2, 9, 1, 2], 1, "a")])
+    assert drafter.propose([ask([1, 2], 1, "b")]).draft_token_ids == [[]]
+    drafter.release(["a", "never seen"])
+    assert drafter.propose([ask([5], 1, "a")]).draft_token_ids == [[]]

@@ -1,0 +1,64 @@
+"""Configuration errors: each names what was given and the nearest valid key."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.config import EngineConfig, SchedulerConfig, SpeculativeConfig, parse_bytes
+from forerun.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "must be a JSON object"),
+        ('{"methd": "ngram"}', "did you mean 'method'"),
+        ('{"method": "eagle9"}', "one of none, ngram"),
+        ('{"num_speculative_tokens": "5"}', "must be int"),
+        ('{"num_speculative_tokens": true}', "must be int"),
+        ('{"num_speculative_tokens": 0}', "1..32"),
+        ('{"prompt_lookup_min": 5}', "prompt_lookup_max"),
+        ('{"rejection_sample_method": "lossy"}', "standard, coupled"),
+    ],
+)
+def test_speculative_config_errors(text: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        SpeculativeConfig.from_json(text)
+
+
+def test_none_method_drafts_nothing() -> None:
+    assert SpeculativeConfig.from_json('{"method": "none"}').max_draft_tokens == 0
+
+
+def test_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'max_num_seqs'"):
+        EngineConfig.from_options(max_num_seq=3)
+
+
+def test_options_reach_their_owner() -> None:
+    config = EngineConfig.from_options(
+        dtype="float32", max_num_seqs=3, kv_block_size=8, speculative_config={"method": "none"}
+    )
+    assert config.model.dtype == "float32"
+    assert config.scheduler.max_num_seqs == 3
+    assert config.cache.kv_block_size == 8
+    assert config.speculative.method == "none"
+
+
+def test_row_budget_must_cover_one_row_per_request() -> None:
+    with pytest.raises(ConfigError, match="max-num-seqs"):
+        SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=32)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("512M", 512 << 20), ("2G", 2 << 30), ("1.5GiB", 3 << 29), ("4096", 4096)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes("kv_cache_memory", text) == size
+
+
+@pytest.mark.parametrize("text", ["", "big", "-1G", "0", "nan"])
+def test_bad_sizes(text: str) -> None:
+    with pytest.raises(ConfigError, match="such as 512M"):
+        parse_bytes("kv_cache_memory", text)
