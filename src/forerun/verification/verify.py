@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
-
 import torch
 from torch import Tensor
 
@@ -24,7 +22,7 @@ from forerun.verification.methods import Verdict, verify_coupled, verify_greedy,
 
 logger = get_logger(__name__)
 
-Method = Literal["standard", "coupled"]
+DEFAULT_METHODS = ("standard", "coupled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +40,9 @@ class Verifier:
     `default_method` applies to sampled requests without a seed; with one they are coupled.
     """
 
-    def __init__(self, default_method: Method = "standard") -> None:
-        self._default_method: Method = default_method
+    def __init__(self, default_method: str = "standard") -> None:
+        assert default_method in DEFAULT_METHODS, default_method
+        self._default_method = default_method
         self._processors = LogitsProcessors()
 
     def verify(

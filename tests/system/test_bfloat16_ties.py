@@ -1,0 +1,83 @@
+"""In bfloat16 the batch's shape moves logits a little; every divergence must be a tie within that.
+
+The noise is measured in the same run: over all positions that a batch-1 and a batch-32 run share,
+the p99.9 of the absolute logit difference. Wherever batching or speculation changes a greedy token,
+the gap between the two tokens in the batch-1 logits must be within twice that.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from forerun import LLM, SamplingParams
+
+PROMPTS = Path(__file__).parents[1] / "prompts" / "small.jsonl"
+NUM_TOKENS = 24
+
+
+def load_conversations() -> list[list[dict]]:
+    lines = PROMPTS.read_text().splitlines()
+    conversations = [json.loads(line)["messages"] for line in lines]
+    briefly = [
+        [*c[:-1], {"role": "user", "content": c[-1]["content"] + " Answer briefly."}]
+        for c in conversations[:8]
+    ]
+    return conversations + briefly
+
+
+class LogitsRecorder:
+    """Keeps the first logits row of every verified request, by its committed tokens."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.rows: dict[tuple[int, ...], torch.Tensor] = {}
+        verifier = llm.engine._runner._verifier
+        verify = verifier.verify
+
+        def record(logits, requests, draft_probs):
+            row = 0
+            for request in requests:
+                self.rows[tuple(request.token_ids)] = logits[row].clone()
+                row += 1 + len(request.draft_token_ids)
+            return verify(logits, requests, draft_probs)
+
+        verifier.verify = record
+
+
+def run(method: str, batch: int) -> tuple[list[list[int]], list[list[int]], LogitsRecorder]:
+    """Return (prompts, answers, logits) of one arm."""
+    llm = LLM(dtype="bfloat16", max_num_seqs=batch, speculative_config={"method": method})
+    recorder = LogitsRecorder(llm)
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
+    completions = llm.chat(load_conversations(), params)
+    prompts = [c.prompt_token_ids for c in completions]
+    return prompts, [c.choices[0].token_ids for c in completions], recorder
+
+
+@pytest.mark.network
+def test_every_bfloat16_divergence_is_a_tie_within_the_batch_noise() -> None:
+    prompts, alone, plain = run("none", 1)
+    arms = {"batch 32": run("none", 32), "batch 32, ngram": run("ngram", 32)}
+    shared = plain.rows.keys() & arms["batch 32"][2].rows.keys()
+    differences = torch.cat(
+        [(plain.rows[key] - arms["batch 32"][2].rows[key]).abs() for key in shared]
+    )
+    noise = float(differences.kthvalue(int(0.999 * len(differences))).values)
+    assert len(shared) > 100
+    assert 0 < noise < 1.0, "batch shape should matter in bfloat16, but little"
+    for name, (_, answers, _) in arms.items():
+        divergences = 0
+        for prompt, expected, got in zip(prompts, alone, answers, strict=True):
+            if expected == got:
+                continue
+            at = next(
+                i for i, pair in enumerate(zip(expected, got, strict=False)) if len({*pair}) > 1
+            )
+            row = plain.rows[tuple(prompt + expected[:at])]
+            gap = float(row[expected[at]] - row[got[at]])
+            assert gap <= 2 * noise, f"{name}: gap {gap:.4f} at {at}, noise {noise:.4f}"
+            divergences += 1
+        print(f"{name}: {divergences} divergences, p99.9 noise {noise:.4f}")
