@@ -8,15 +8,10 @@ transport is injected: a spawned process behind a pipe, or a scripted engine in 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
-import multiprocessing
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
-from typing import Protocol
 
 from forerun.config import EngineConfig
 from forerun.core import RequestOutput, SamplingParams
@@ -24,96 +19,23 @@ from forerun.engine.messages import (
     ClientMessage,
     EngineLimits,
     FailedMessage,
+    LoadingMessage,
     NewRequest,
     ReadyMessage,
     StepMessage,
 )
+from forerun.engine.transport import EXIT_GRACE_S, EngineMessage, ProcessTransport, Transport
 from forerun.errors import ConfigError, RequestError
 from forerun.logs import get_logger
 
 logger = get_logger(__name__)
 
-EngineMessage = ReadyMessage | FailedMessage | StepMessage
 StatsListener = Callable[[StepMessage], None]
-
-EXIT_GRACE_S = 5.0
-
-
-class Transport(Protocol):
-    """A started engine and the two ways to it. `send` and `receive` run on different threads."""
-
-    def send(self, message: ClientMessage) -> None:
-        """Deliver a message; raises OSError once the engine is gone."""
-        ...
-
-    def receive(self) -> EngineMessage:
-        """Block for the next message; raises EOFError once the engine is gone."""
-        ...
-
-    def describe_exit(self) -> str:
-        """Say in a few words how the engine ended."""
-        ...
-
-    def close(self, timeout_s: float) -> None:
-        """Wait that long for the engine to end by itself, then end it."""
-        ...
+Progress = Callable[[int, int], None]
 
 
-def run_engine_process(connection: Connection, config: EngineConfig) -> None:
-    """Be the engine process. Only the API process decides when it ends, so signals are ignored.
-
-    A Ctrl-C or a service manager's SIGTERM reaches the whole process group; the engine must
-    outlive it to finish what is running. It ends on a shutdown message or when the pipe closes.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    from forerun.engine.process import run_engine
-
-    run_engine(connection, config, "engine")
-
-
-class ProcessTransport:
-    """The engine in a spawned daemon process behind a duplex pipe."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, child = context.Pipe(duplex=True)
-        self._process = context.Process(
-            target=run_engine_process, args=(child, config), name="forerun-engine", daemon=True
-        )
-        self._process.start()
-        child.close()  # or the end of the engine would not end our reads
-        atexit.register(self._process.kill)
-
-    def send(self, message: ClientMessage) -> None:
-        """Pickle and send."""
-        self._connection.send(message)
-
-    def receive(self) -> EngineMessage:
-        """Block for the next message; raises EOFError once the process is gone."""
-        try:
-            message: EngineMessage = self._connection.recv()
-        except OSError as error:
-            raise EOFError from error
-        return message
-
-    def describe_exit(self) -> str:
-        """Name the exit code or the signal."""
-        self._process.join(EXIT_GRACE_S)
-        code = self._process.exitcode
-        if code is None:
-            return "the engine process closed its pipe"
-        if code < 0:
-            return f"the engine process was killed by {signal.Signals(-code).name}"
-        return f"the engine process exited with code {code}"
-
-    def close(self, timeout_s: float) -> None:
-        """Join the process for at most `timeout_s`, then kill it."""
-        self._process.join(timeout_s)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-        atexit.unregister(self._process.kill)
+class EngineStartError(RuntimeError):
+    """The engine could not start, and not because of the user's configuration."""
 
 
 class OutputStream:
@@ -165,8 +87,11 @@ class AsyncEngine:
     leaves the map when its choices finished, failed or were aborted; later outputs are dropped.
     """
 
-    def __init__(self, connect: Callable[[], Transport]) -> None:
+    def __init__(
+        self, connect: Callable[[], Transport], *, progress: Progress | None = None
+    ) -> None:
         self._connect = connect
+        self._progress = progress
         self._transport: Transport | None = None
         self._ready: asyncio.Future[ReadyMessage] | None = None
         self._sender: asyncio.Task[None] | None = None
@@ -181,9 +106,12 @@ class AsyncEngine:
         self._is_closing = False
 
     @classmethod
-    def for_config(cls, config: EngineConfig) -> AsyncEngine:
-        """Build an engine that will run in a process of its own."""
-        return cls(lambda: ProcessTransport(config))
+    def for_config(cls, config: EngineConfig, progress: Progress | None = None) -> AsyncEngine:
+        """Build an engine that will run in a process of its own.
+
+        `progress(done, total)` is called while weights load.
+        """
+        return cls(lambda: ProcessTransport(config), progress=progress)
 
     @property
     def death(self) -> str | None:
@@ -218,7 +146,7 @@ class AsyncEngine:
         return self._ready.result()
 
     async def start(self) -> None:
-        """Start the engine and wait until it can serve; raises ConfigError or RuntimeError."""
+        """Start the engine and wait until it can serve; raises ConfigError or EngineStartError."""
         loop = asyncio.get_running_loop()
         self._ready = loop.create_future()
         self._transport = self._connect()
@@ -335,6 +263,9 @@ class AsyncEngine:
             self._dispatch(message)
         elif isinstance(message, FailedMessage):
             self._die(message.message, message.is_config_error)
+        elif isinstance(message, LoadingMessage):
+            if self._progress is not None:
+                self._progress(message.done, message.total)
         elif self._ready is not None and not self._ready.done():
             self._ready.set_result(message)
 
@@ -357,7 +288,7 @@ class AsyncEngine:
             return
         self._death = reason
         if self._ready is not None and not self._ready.done():
-            error = ConfigError(reason) if is_config_error else RuntimeError(reason)
+            error = ConfigError(reason) if is_config_error else EngineStartError(reason)
             self._ready.set_exception(error)
             return
         logger.error("engine died: %s", reason)

@@ -1,0 +1,101 @@
+"""How the API process reaches its engine: the contract, and the spawned process behind a pipe.
+
+No torch in the parent: the child imports it. Tests put a scripted engine behind the same contract.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import signal
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+from forerun.config import EngineConfig
+from forerun.engine.messages import (
+    ClientMessage,
+    FailedMessage,
+    LoadingMessage,
+    ReadyMessage,
+    StepMessage,
+)
+
+EngineMessage = LoadingMessage | ReadyMessage | FailedMessage | StepMessage
+
+EXIT_GRACE_S = 5.0
+
+
+class Transport(Protocol):
+    """A started engine and the two ways to it. `send` and `receive` run on different threads."""
+
+    def send(self, message: ClientMessage) -> None:
+        """Deliver a message; raises OSError once the engine is gone."""
+        ...
+
+    def receive(self) -> EngineMessage:
+        """Block for the next message; raises EOFError once the engine is gone."""
+        ...
+
+    def describe_exit(self) -> str:
+        """Say in a few words how the engine ended."""
+        ...
+
+    def close(self, timeout_s: float) -> None:
+        """Wait that long for the engine to end by itself, then end it."""
+        ...
+
+
+def run_engine_process(connection: Connection, config: EngineConfig) -> None:
+    """Be the engine process, deaf to SIGTERM: only the API process decides when it ends.
+
+    A service manager signals every process of the service; the engine must outlive that to finish
+    what is running. It ends on a shutdown message or when the pipe closes.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    from forerun.engine.process import run_engine
+
+    run_engine(connection, config)
+
+
+class ProcessTransport:
+    """The engine in a spawned daemon process behind a duplex pipe."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, child = context.Pipe(duplex=True)
+        self._process = context.Process(
+            target=run_engine_process, args=(child, config), name="forerun-engine", daemon=True
+        )
+        self._process.start()
+        child.close()  # or the end of the engine would not end our reads
+        atexit.register(self._process.kill)
+
+    def send(self, message: ClientMessage) -> None:
+        """Pickle and send."""
+        self._connection.send(message)
+
+    def receive(self) -> EngineMessage:
+        """Block for the next message; raises EOFError once the process is gone."""
+        try:
+            message: EngineMessage = self._connection.recv()
+        except OSError as error:
+            raise EOFError from error
+        return message
+
+    def describe_exit(self) -> str:
+        """Name the exit code or the signal."""
+        self._process.join(EXIT_GRACE_S)
+        code = self._process.exitcode
+        if code is None:
+            return "the engine process closed its pipe"
+        if code < 0:
+            return f"the engine process was killed by {signal.Signals(-code).name}"
+        return f"the engine process exited with code {code}"
+
+    def close(self, timeout_s: float) -> None:
+        """Join the process for at most `timeout_s`, then kill it."""
+        self._process.join(timeout_s)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        atexit.unregister(self._process.kill)
