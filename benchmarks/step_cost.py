@@ -47,7 +47,7 @@ def replay_linears(calls: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
 
 def measure(llm: LLM, *, num_reqs: int, context: int, repeats: int) -> dict[str, Any]:
     """Decode `num_reqs` requests around `context` tokens and compare step by step."""
-    params = SamplingParams(temperature=0.0, max_tokens=repeats + 8, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=repeats + 80, ignore_eos=True)
     for index in range(num_reqs):
         # Different first tokens keep the prefix cache out of it.
         prompt = [100 + index] + [(7 * index + 3 * i) % 40000 + 100 for i in range(context - 1)]

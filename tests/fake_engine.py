@@ -23,7 +23,6 @@ from forerun.core import (
     SpecRequestStats,
     TokenLogprobs,
 )
-from forerun.engine.async_engine import AsyncEngine
 from forerun.engine.messages import (
     ClientMessage,
     EngineLimits,
@@ -33,11 +32,12 @@ from forerun.engine.messages import (
     StepMessage,
     StepStats,
 )
-from forerun.engine.transport import EngineMessage
 from forerun.errors import RequestError
 from forerun.server.app import build_app
 from forerun.server.context import ServerContext
 from forerun.server.prometheus import ServerMetrics
+from forerun.transport.async_engine import AsyncEngine
+from forerun.transport.pipe import EngineMessage
 
 EOS, BOS = 256, 257
 WAIT_S = 20.0

@@ -13,9 +13,9 @@ import pytest
 from fake_engine import FakeEngine, Script, make_context
 from forerun.commands.serve import HttpServer, StopSignals, bind_socket, listen, serve_http
 from forerun.config import ServerConfig
-from forerun.engine.async_engine import AsyncEngine
 from forerun.errors import RequestError
 from forerun.server.app import build_app
+from forerun.transport.async_engine import AsyncEngine
 
 TEXT = "Caf\u00e9 \u4f60\u597d \U0001f600"
 

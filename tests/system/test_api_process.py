@@ -10,9 +10,9 @@ import signal
 import pytest
 
 from forerun.config import EngineConfig, ModelConfig
-from forerun.engine.async_engine import AsyncEngine
-from forerun.engine.transport import ProcessTransport
 from forerun.errors import ConfigError
+from forerun.transport.async_engine import AsyncEngine
+from forerun.transport.pipe import ProcessTransport
 
 
 def test_an_engine_that_cannot_find_its_model_says_so_and_is_gone() -> None:

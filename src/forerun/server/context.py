@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from fastapi import Request
 
-from forerun.engine.async_engine import AsyncEngine
 from forerun.errors import RequestError
 from forerun.server.prometheus import ServerMetrics
+from forerun.transport.async_engine import AsyncEngine
 
 
 class ServerTokenizer(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+
 from fakes import (
     EOS,
     PrefixCheckingRunner,
@@ -16,7 +17,6 @@ from fakes import (
     make_engine,
     new_request,
 )
-
 from forerun.core import FinishReason
 
 TEXT = b"the quick brown fox jumps"

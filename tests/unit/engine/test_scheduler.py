@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fakes import (
     PrefixCheckingRunner,
     collect_tokens,
@@ -13,8 +16,6 @@ from fakes import (
     make_engine,
     new_request,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 def test_new_prompt_makes_progress_every_step_beside_32_full_speculators() -> None:

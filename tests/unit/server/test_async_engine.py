@@ -8,9 +8,9 @@ import pytest
 
 from fake_engine import FakeEngine, Script, failed, make_params, open_engine
 from forerun.core import RequestOutput
-from forerun.engine.async_engine import AsyncEngine, EngineStartError
 from forerun.engine.messages import LoadingMessage, NewRequest, StepMessage
 from forerun.errors import ConfigError, RequestError
+from forerun.transport.async_engine import AsyncEngine, EngineStartError
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ import pytest
 TESTS = Path(__file__).parents[2]
 
 IMPORTS = """
-import forerun.server.app, forerun.engine.async_engine, forerun.cli, forerun.tokenization
+import forerun.server.app, forerun.transport.async_engine, forerun.cli, forerun.tokenization
 """
 SERVES = """
 import asyncio

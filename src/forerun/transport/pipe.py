@@ -52,7 +52,7 @@ def run_engine_process(connection: Connection, config: EngineConfig) -> None:
     what is running. It ends on a shutdown message or when the pipe closes.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    from forerun.engine.process import run_engine
+    from forerun.transport.process import run_engine
 
     run_engine(connection, config)
 

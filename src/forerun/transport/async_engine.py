@@ -24,9 +24,9 @@ from forerun.engine.messages import (
     ReadyMessage,
     StepMessage,
 )
-from forerun.engine.transport import EXIT_GRACE_S, EngineMessage, ProcessTransport, Transport
 from forerun.errors import ConfigError, RequestError
 from forerun.logs import get_logger
+from forerun.transport.pipe import EXIT_GRACE_S, EngineMessage, ProcessTransport, Transport
 
 logger = get_logger(__name__)
 

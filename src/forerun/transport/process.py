@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -34,6 +33,16 @@ def run_engine(connection: Connection, config: EngineConfig) -> None:
     # NOTE: a terminal's Ctrl-C goes to the whole group; draining is the API process's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
+        engine = _start(connection, config)
+        if engine is not None:
+            _serve(connection, engine)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        logger.info("the API process is gone; stopping")
+
+
+def _start(connection: Connection, config: EngineConfig) -> Engine | None:
+    """Build and announce the engine; None if that failed, which has then been said."""
+    try:
         from forerun.engine.build import build_engine
 
         def report(done: int, total: int) -> None:
@@ -42,24 +51,31 @@ def run_engine(connection: Connection, config: EngineConfig) -> None:
         engine, _, info = build_engine(config, progress=report)
     except ConfigError as error:
         connection.send(FailedMessage(message=str(error), is_config_error=True))
-        return
+        return None
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        raise
     except Exception as error:
+        logger.exception("the engine could not start")
         message = f"the engine could not start: {type(error).__name__}: {error}"
         connection.send(FailedMessage(message=message, is_config_error=False))
-        raise
+        return None
     info["engine_pid"] = os.getpid()
     connection.send(ReadyMessage(limits=engine.limits, info=info))
+    return engine
+
+
+def _serve(connection: Connection, engine: Engine) -> None:
+    """Step while there is work. A bug in the loop itself ends the process, and says why."""
     try:
         while _receive(connection, engine):
             if engine.has_work:
                 connection.send(engine.step())
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        logger.info("the API process is gone; stopping")
-        sys.exit(0)
+        raise
     except Exception as error:
+        logger.exception("the engine loop failed")
         message = f"{type(error).__name__}: {error}"
         connection.send(FailedMessage(message=message, is_config_error=False))
-        raise
 
 
 def _receive(connection: Connection, engine: Engine) -> bool:
