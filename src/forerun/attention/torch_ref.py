@@ -127,15 +127,16 @@ class TorchRefBackend:
             query = query[bucket.query_index]
         heads = query.view(num_reqs, num_rows, num_kv_heads, -1, head_dim).transpose(1, 2)
         queries = heads.reshape(pairs, -1, head_dim)
-        context_keys = self._gather("keys", keys, bucket.gather_index, pairs)
-        context_values = self._gather("values", values, bucket.gather_index, pairs)
-        shape = (pairs, queries.shape[1], context_keys.shape[1])
+        # Keys and values pass through one buffer, one after the other: half the cache footprint.
+        context = self._gather("context", keys, bucket.gather_index, pairs)
+        shape = (pairs, queries.shape[1], context.shape[1])
         scores = self._scratch.take("scores", shape, query)
-        torch.bmm(queries, context_keys.transpose(1, 2), out=scores)
+        torch.bmm(queries, context.transpose(1, 2), out=scores)
         scores.view(num_reqs, num_kv_heads, num_rows, -1, shape[2]).add_(bucket.mask)
         probs = self._scratch.take("probs", shape, query)
         torch.softmax(scores, dim=-1, out=probs)
-        torch.bmm(probs, context_values, out=result.view(queries.shape))
+        context = self._gather("context", values, bucket.gather_index, pairs)
+        torch.bmm(probs, context, out=result.view(queries.shape))
 
     def _gather(self, name: str, pool: Tensor, index: Tensor, pairs: int) -> Tensor:
         """Return [pairs, S, head_dim] from the pool [num_blocks, Hkv, kv_block_size, head_dim]."""

@@ -194,10 +194,19 @@ async def _serve(
 
 
 async def _start(engine: AsyncEngine, path: Path) -> ServerTokenizer:
-    """Load the tokenizer while the engine starts."""
+    """Load the tokenizer while the engine starts.
+
+    The engine's complaint comes first: it reads the configuration before it reads the tokenizer,
+    and both before any weights.
+    """
     from forerun.tokenization import load_tokenizer
 
-    tokenizer, _ = await asyncio.gather(asyncio.to_thread(load_tokenizer, path), engine.start())
+    loading = asyncio.to_thread(load_tokenizer, path)
+    failure, tokenizer = await asyncio.gather(engine.start(), loading, return_exceptions=True)
+    if failure is not None:
+        raise failure
+    if isinstance(tokenizer, BaseException):
+        raise tokenizer
     return tokenizer
 
 
@@ -235,7 +244,10 @@ async def serve_http(
     signals: StopSignals,
     drain_timeout_s: float,
 ) -> int:
-    """Serve until a signal, then drain; return 0, or 1 if a second signal cut that short."""
+    """Serve until a signal, then drain; return 0, or 1 if a second signal cut that short.
+
+    Without its engine the server goes on answering 503, until a signal ends it with 1.
+    """
     serving = asyncio.ensure_future(http.serve(sockets=[listener]))
     waiter = asyncio.ensure_future(signals.drain.wait())
     await asyncio.wait({serving, waiter}, return_when=asyncio.FIRST_COMPLETED)
@@ -252,7 +264,7 @@ async def serve_http(
         await engine.shutdown()
     http.should_exit = True
     await serving
-    return 0 if is_drained else 1
+    return 0 if is_drained and engine.death is None else 1
 
 
 @contextlib.asynccontextmanager

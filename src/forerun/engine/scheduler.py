@@ -156,6 +156,7 @@ class Scheduler:
             assert request.num_computed_tokens <= covered, f"{request.request_id} lost blocks"
             assert request.gap >= 1, f"{request.request_id} has no gap"
         self.cache.check_integrity()
+        assert self.requests or self.cache.usage_frac == 0, "blocks are held, but by no request"
 
     def _schedule_anchors(self) -> list[Request]:
         """Reserve for every request with a gap of one, oldest first; preempt from the tail."""

@@ -202,10 +202,13 @@ def _read_rope(file: GGUFFile, head_dim: int) -> RopeSpec:
 
 def read_gguf(path: Path) -> GGUFFile:
     """Parse the header of a GGUF file and check that all tensor data is there."""
-    with path.open("rb") as stream:
-        if stream.read(4) != MAGIC:
-            raise ConfigError(f"{path} is not a GGUF file (it does not start with 'GGUF').")
-        data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    try:
+        with path.open("rb") as stream:
+            if stream.read(4) != MAGIC:
+                raise ConfigError(f"{path} is not a GGUF file (it does not start with 'GGUF').")
+            data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}.") from error
     reader = _HeaderReader(path, data)
     version = reader.scalar("I")
     if version not in (2, 3):

@@ -1,0 +1,40 @@
+"""Native CPU kernels: found once per process, optional everywhere.
+
+C++ sources are in cpp/, compiled at install by setup.py. ops.py holds the small operations with
+their PyTorch versions; attention/native.py uses the paged attention. Nothing here knows models,
+requests or steps.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from forerun.kernels.cpu import read_cpu_flags
+from forerun.kernels.loader import Kernels, KernelsUnavailable, load_kernels
+from forerun.logs import get_logger
+
+__all__ = ["Kernels", "explain_kernels", "find_kernels"]
+
+logger = get_logger(__name__)
+
+
+def find_kernels() -> Kernels | None:
+    """Return the kernels of this machine, or None: explain_kernels() says why."""
+    return _probe()[0]
+
+
+def explain_kernels() -> str:
+    """Return which kernels are used, or why none are."""
+    return _probe()[1]
+
+
+@functools.cache
+def _probe() -> tuple[Kernels | None, str]:
+    try:
+        kernels = load_kernels(Path(__file__).parent, read_cpu_flags())
+    except KernelsUnavailable as error:
+        logger.warning("native kernels off, computing in PyTorch: %s", error)
+        return None, str(error)
+    logger.info("native kernels %s: the best this CPU runs", kernels.variant)
+    return kernels, f"{kernels.variant} kernels"

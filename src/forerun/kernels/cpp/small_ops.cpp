@@ -1,0 +1,163 @@
+// Row-wise operations between the linear layers: RMS norm, rotary embedding, gated activation.
+// Numbers are read and written in the model's type and computed in float32.
+#include <cmath>
+
+#include "abi.h"
+#include "vec.h"
+
+namespace forerun {
+namespace {
+
+// Below this many numbers per thread, waking a thread costs more than it saves.
+constexpr int64_t kNumbersPerThread = 16384;
+
+int choose_threads(int64_t numbers, int64_t num_threads) {
+  const int64_t useful = numbers / kNumbersPerThread;
+  return static_cast<int>(useful < 1 ? 1 : useful < num_threads ? useful : num_threads);
+}
+
+template <class T>
+void norm_row(const T *x, const float *weight, T *out, int64_t size, float eps) {
+  Floats even{}, odd{};
+  for (int64_t d = 0; d < size; d += 2 * kLanes) {
+    const Floats a = load(x + d, size - d);
+    even += a * a;
+    if (d + kLanes >= size) break;
+    const Floats b = load(x + d + kLanes, size - d - kLanes);
+    odd += b * b;
+  }
+  const float mean = sum_lanes(even + odd) / static_cast<float>(size);
+  const float scale = 1.0f / std::sqrt(mean + eps);
+  for (int64_t d = 0; d < size; d += kLanes) {
+    const Floats scaled = load(x + d, size - d) * scale * load(weight + d, size - d);
+    store(out + d, scaled, size - d);
+  }
+}
+
+template <class T>
+void rotate_head(T *x, const T *cosines, const T *sines, int64_t half) {
+  for (int64_t d = 0; d < half; d += kLanes) {
+    const int64_t left = half - d;
+    const Floats a = load(x + d, left), b = load(x + half + d, left);
+    const Floats c = load(cosines + d, left), s = load(sines + d, left);
+    store(x + d, a * c - b * s, left);
+    store(x + half + d, b * c + a * s, left);
+  }
+}
+
+inline Floats silu(Floats x) { return x / (1.0f + exp(-x)); }
+
+// x / 2 * (1 + tanh(u)) = x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)
+inline Floats gelu_tanh(Floats x) {
+  const Floats u = 0.7978845608f * (x + 0.044715f * x * x * x);
+  return x / (1.0f + exp(-2.0f * u));
+}
+
+// Like the composition of two operations, the activation is rounded before it is multiplied.
+template <class T>
+inline Floats round_to(Floats x) {
+  if constexpr (kPerUnit<T> == 1) return x;
+  return widen(narrow(x));
+}
+
+template <class T, class Activation>
+void gate_row(const T *gate, T *out, int64_t size, Activation activation) {
+  for (int64_t d = 0; d < size; d += kLanes) {
+    const Floats active = round_to<T>(activation(load(gate + d, size - d)));
+    store(out + d, active * load(gate + size + d, size - d), size - d);
+  }
+}
+
+}  // namespace
+
+// Buffers of [num_rows, num_heads, size]; rows are row strides apart, heads are dense. The weight
+// of head h starts at h * weight_stride: 0 shares one weight.
+struct NormParams {
+  const void *x;
+  const float *weight;
+  void *out;
+  int64_t x_stride, out_stride, weight_stride;
+  int64_t num_rows, num_heads, size;
+  int64_t dtype, num_threads;
+  double eps;
+};
+
+struct RotaryParams {
+  void *x;  // [num_rows, num_heads, size] in place
+  const void *cosines, *sines;  // [num_rows, size / 2], rows angle strides apart
+  int64_t x_stride, cos_stride, sin_stride;
+  int64_t num_rows, num_heads, size;
+  int64_t dtype, num_threads;
+};
+
+struct GateParams {
+  const void *x;  // [num_rows, 2 * size]: gate, up
+  void *out;      // [num_rows, size]
+  int64_t num_rows, size;
+  int64_t activation;  // 0 silu, 1 gelu_tanh
+  int64_t dtype, num_threads;
+};
+
+namespace {
+
+template <class T>
+void norm(const NormParams &p) {
+  const int64_t total = p.num_rows * p.num_heads;
+  const int threads = choose_threads(total * p.size, p.num_threads);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t i = 0; i < total; i++) {
+    const int64_t row = i / p.num_heads, head = i % p.num_heads;
+    norm_row(static_cast<const T *>(p.x) + row * p.x_stride + head * p.size,
+             p.weight + head * p.weight_stride,
+             static_cast<T *>(p.out) + row * p.out_stride + head * p.size, p.size,
+             static_cast<float>(p.eps));
+  }
+}
+
+template <class T>
+void rotate(const RotaryParams &p) {
+  const int64_t total = p.num_rows * p.num_heads;
+  const int threads = choose_threads(total * p.size, p.num_threads);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t i = 0; i < total; i++) {
+    const int64_t row = i / p.num_heads, head = i % p.num_heads;
+    rotate_head(static_cast<T *>(p.x) + row * p.x_stride + head * p.size,
+                static_cast<const T *>(p.cosines) + row * p.cos_stride,
+                static_cast<const T *>(p.sines) + row * p.sin_stride, p.size / 2);
+  }
+}
+
+template <class T>
+void gate(const GateParams &p) {
+  const int threads = choose_threads(p.num_rows * p.size, p.num_threads);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t row = 0; row < p.num_rows; row++) {
+    const T *x = static_cast<const T *>(p.x) + row * 2 * p.size;
+    T *out = static_cast<T *>(p.out) + row * p.size;
+    if (p.activation == 0)
+      gate_row(x, out, p.size, silu);
+    else
+      gate_row(x, out, p.size, gelu_tanh);
+  }
+}
+
+}  // namespace
+}  // namespace forerun
+
+extern "C" {
+
+void forerun_norm(const forerun::NormParams *params) {
+  params->dtype == forerun::kBFloat16 ? forerun::norm<forerun::bf16>(*params)
+                                      : forerun::norm<float>(*params);
+}
+
+void forerun_rotate(const forerun::RotaryParams *params) {
+  params->dtype == forerun::kBFloat16 ? forerun::rotate<forerun::bf16>(*params)
+                                      : forerun::rotate<float>(*params);
+}
+
+void forerun_gate(const forerun::GateParams *params) {
+  params->dtype == forerun::kBFloat16 ? forerun::gate<forerun::bf16>(*params)
+                                      : forerun::gate<float>(*params);
+}
+}

@@ -1,0 +1,111 @@
+"""Find, check and load the shared object for this processor.
+
+There must be one OpenMP runtime per process: two would start two sets of threads that fight for the
+cores. The kernels are therefore not linked to one. PyTorch is loaded first, its libgomp is made
+global, and the kernels' OpenMP symbols resolve to it. Whatever does not fit is a KernelsUnavailable
+with a reason, never a crash: the caller computes in PyTorch then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sys
+from collections.abc import Set
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun.kernels.abi import ABI_VERSION, FUNCTIONS
+from forerun.kernels.cpu import find_openmp_runtimes
+
+# Best first: what a CPU must have for each object.
+_AVX2 = frozenset({"avx2", "fma"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+VARIANTS: dict[str, frozenset[str]] = {
+    "avx512bf16": _AVX512 | {"avx512_bf16"},
+    "avx512": _AVX512,
+    "avx2": _AVX2,
+}
+
+
+class KernelsUnavailable(Exception):  # noqa: N818 (a state of the machine, not a mistake)
+    """Native kernels cannot be used here; the message says why."""
+
+
+class Kernels:
+    """The loaded functions. Calls release the interpreter lock and may come from any thread."""
+
+    def __init__(self, variant: str, library: ctypes.CDLL) -> None:
+        self.variant = variant
+        self.attention_workspace = _bind(library, "forerun_attention_workspace")
+        self.attention = _bind(library, "forerun_attention")
+        self.norm = _bind(library, "forerun_norm")
+        self.rotate = _bind(library, "forerun_rotate")
+        self.gate = _bind(library, "forerun_gate")
+
+
+def load_kernels(folder: Path, cpu_flags: Set[str]) -> Kernels:
+    """Load the best object in a folder that this CPU can run; raises KernelsUnavailable."""
+    if sys.platform != "linux":
+        raise KernelsUnavailable(f"they run on Linux only, this is {sys.platform}")
+    path = _choose_object(folder, cpu_flags)
+    _check_complete(path)
+    _share_openmp()
+    try:
+        library = ctypes.CDLL(str(path))
+        version = library.forerun_abi_version()
+    except (OSError, AttributeError) as error:
+        raise KernelsUnavailable(f"{path.name} does not load: {error}") from error
+    if version != ABI_VERSION:
+        raise KernelsUnavailable(
+            f"{path.name} has interface version {version}, this is {ABI_VERSION}; install again"
+        )
+    return Kernels(path.stem.removeprefix("kernels_"), library)
+
+
+def _choose_object(folder: Path, cpu_flags: Set[str]) -> Path:
+    fitting = [name for name, needed in VARIANTS.items() if needed <= cpu_flags]
+    if not fitting:
+        raise KernelsUnavailable("this CPU has no AVX2")
+    for name in fitting:
+        path = folder / f"kernels_{name}.so"
+        if path.is_file():
+            return path
+    raise KernelsUnavailable(
+        "none were built for this CPU; install again with a C++ compiler (g++) present"
+    )
+
+
+def _check_complete(path: Path) -> None:
+    """Refuse a cut-off file, which would crash the process when mapped.
+
+    The section table is the last thing in a 64-bit ELF file; its place and size are in the header.
+    """
+    data = path.read_bytes()
+    if len(data) < 64 or data[:5] != b"\x7fELF\x02":
+        raise KernelsUnavailable(f"{path.name} is not a 64-bit shared object; install again")
+    (table,) = struct.unpack_from("<Q", data, 40)
+    entry_size, num_entries = struct.unpack_from("<HH", data, 58)
+    if table + entry_size * num_entries > len(data):
+        raise KernelsUnavailable(f"{path.name} is cut off; install again")
+
+
+def _share_openmp() -> None:
+    """Make PyTorch's libgomp visible to what is loaded after it."""
+    own = Path(torch.__file__).parent / "lib"
+    mapped = find_openmp_runtimes()
+    runtimes = [path for path in mapped if path.parent == own] or mapped
+    if len(runtimes) != 1:
+        found = ", ".join(str(path) for path in runtimes) or "none"
+        raise KernelsUnavailable(f"PyTorch's OpenMP runtime (libgomp) is not clear: {found}")
+    ctypes.CDLL(str(runtimes[0]), mode=ctypes.RTLD_GLOBAL)
+
+
+def _bind(library: ctypes.CDLL, name: str) -> Any:
+    params, result = FUNCTIONS[name]
+    function = getattr(library, name)
+    function.argtypes = [ctypes.POINTER(params)]
+    function.restype = result
+    return function

@@ -1,0 +1,315 @@
+"""GGUF files: equal to the Hugging Face folder of the same weights, and every defect refused.
+
+Names and conversions come from the gguf package and from the formats' definitions, not from the
+code under test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from forerun.errors import ConfigError
+from forerun.models.gguf import read_gguf
+from forerun.models.loader import load_model, read_model_spec
+from forerun.models.spec import ModelSpec
+from tiny_models import FAMILIES, make_spec, save_hf_model
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+ARCHS = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "gemma3": gguf.MODEL_ARCH.GEMMA3,
+}
+Edit = Callable[[gguf.GGUFWriter], None]
+
+
+def convert_weight(family: str, name: str, weight: np.ndarray, spec: ModelSpec) -> np.ndarray:
+    """Apply what the file format of a family changes: row order of q and k, norms plus one."""
+    if family == "gemma3" and name.endswith("norm.weight"):
+        return weight + 1
+    heads = {"q_proj": spec.num_heads, "k_proj": spec.num_kv_heads}
+    part = name.split(".")[-2]
+    if family == "llama" and part in heads:
+        halves = weight.reshape(heads[part], 2, spec.head_dim // 2, *weight.shape[1:])
+        return halves.swapaxes(1, 2).reshape(weight.shape)
+    return weight
+
+
+def write_gguf(
+    path: Path,
+    family: str,
+    weights: dict[str, np.ndarray],
+    spec: ModelSpec,
+    *,
+    kind: Kind = Kind.F32,
+    edit: Edit = lambda _writer: None,
+) -> Path:
+    """Write weights (by their Hugging Face names); matrices in `kind`, vectors in F32."""
+    writer = gguf.GGUFWriter(path, family)
+    for key, value in {
+        "block_count": spec.num_layers,
+        "context_length": spec.max_model_len,
+        "embedding_length": spec.hidden_size,
+        "feed_forward_length": spec.intermediate_size,
+        "attention.head_count": spec.num_heads,
+        "attention.head_count_kv": spec.num_kv_heads,
+        "attention.key_length": spec.head_dim,
+        "attention.sliding_window": spec.layers[0].window or 4096,
+    }.items():
+        writer.add_uint32(f"{family}.{key}", value)
+    writer.add_float32(f"{family}.attention.layer_norm_rms_epsilon", spec.rms_norm_eps)
+    writer.add_float32(f"{family}.rope.freq_base", spec.layers[-1].rope.theta)
+    writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(spec.vocab_size)])
+    writer.add_array("tokenizer.ggml.scores", [float(i) for i in range(spec.vocab_size)])
+    writer.add_uint32("tokenizer.ggml.eos_token_id", 2)
+    writer.add_uint32("tokenizer.ggml.eot_token_id", 7)
+    names = gguf.get_tensor_name_map(ARCHS[family], spec.num_layers)
+    for name, weight in weights.items():
+        stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        converted = convert_weight(family, name, weight, spec)
+        stored_kind = kind if converted.ndim > 1 else Kind.F32
+        data = gguf.quantize(converted.astype(np.float32), stored_kind)
+        writer.add_tensor(stored_name, data, raw_dtype=stored_kind)
+    edit(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def make_pair(tmp_path: Path, family: str, **overrides: Any) -> tuple[dict, ModelSpec]:
+    """Save a Hugging Face folder; return its weights by name and its spec."""
+    model = save_hf_model(tmp_path / "hf", family, **SIZES, **overrides)
+    spec = make_spec(family, **SIZES, **overrides)
+    weights = {name: weight.detach().numpy() for name, weight in model.named_parameters()}
+    return weights, spec
+
+
+def make_gemma_layers(family: str) -> dict[str, Any]:
+    """The window pattern of GGUF files is fixed at six layers."""
+    if family != "gemma3":
+        return {}
+    kinds = ["sliding_attention"] * 5 + ["full_attention"]
+    return {"num_hidden_layers": 6, "layer_types": kinds, "query_pre_attn_scalar": 16}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_the_folder_of_the_same_weights(family: str, tmp_path: Path) -> None:
+    weights, spec = make_pair(tmp_path, family, **make_gemma_layers(family))
+    path = write_gguf(tmp_path / "m.gguf", family, weights, spec)
+    from_gguf = load_model(path, dtype=torch.float32)
+    from_folder = load_model(tmp_path / "hf", dtype=torch.float32)
+    for (name, left), right in zip(
+        from_gguf.named_parameters(), from_folder.parameters(), strict=True
+    ):
+        assert torch.equal(left, right), name
+    read, expected = read_model_spec(path), read_model_spec(tmp_path / "hf")
+    assert read.layers == expected.layers
+    assert read.attention_scale == expected.attention_scale
+    assert (read.activation, read.qkv_bias, read.qk_norm, read.post_norms, read.embed_scale) == (
+        expected.activation,
+        expected.qkv_bias,
+        expected.qk_norm,
+        expected.post_norms,
+        expected.embed_scale,
+    )
+    assert read.eos_token_ids == (2, 7)
+
+
+@pytest.mark.parametrize(
+    "kind", [Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0]
+)
+def test_dequantises_to_the_stored_values(kind: Kind, tmp_path: Path) -> None:
+    weights, spec = make_pair(tmp_path, "qwen2")
+    path = write_gguf(tmp_path / "m.gguf", "qwen2", weights, spec, kind=kind)
+    model = load_model(path, dtype=torch.float32)
+    for name, slot in model.slots().items():
+        weight = weights[model.hf_name(name)]
+        if weight.ndim > 1:
+            weight = gguf.dequantize(gguf.quantize(weight, kind), kind)
+        assert torch.equal(slot.destination, torch.from_numpy(weight)), name
+    assert read_model_spec(path).quantization == kind.name
+
+
+@pytest.mark.parametrize("kind", [Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K])
+def test_reads_k_quants_row_by_row(kind: Kind, tmp_path: Path) -> None:
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(0)
+    raw = rng.integers(0, 256, (6, 2 * size), dtype=np.uint8)
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("padding", np.ones(3, np.float32))
+    writer.add_tensor("w", raw, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = read_gguf(path)
+    assert file.tensors["w"].shape == (6, 2 * block)
+    expected = gguf.dequantize(raw, kind)
+    np.testing.assert_array_equal(file.read_rows(file.tensors["w"], 2, 5), expected[2:5])
+
+
+def test_large_tensors_are_filled_in_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, spec = make_pair(tmp_path, "llama")
+    path = write_gguf(tmp_path / "m.gguf", "llama", weights, spec, kind=Kind.Q8_0)
+    whole = load_model(path, dtype=torch.float32)
+    monkeypatch.setattr("forerun.models.loader._CHUNK_NUMBERS", 5 * 64)
+    calls: list[tuple[int, int]] = []
+    chunked = load_model(
+        path, dtype=torch.float32, progress=lambda done, total: calls.append((done, total))
+    )
+    for left, right in zip(whole.parameters(), chunked.parameters(), strict=True):
+        assert torch.equal(left, right)
+    total = calls[-1][1]
+    assert total > len(weights)
+    assert [done for done, _ in calls] == list(range(1, total + 1))
+
+
+def test_head_is_tied_only_where_the_file_has_none(tmp_path: Path) -> None:
+    weights, spec = make_pair(tmp_path, "qwen2")
+    untied = write_gguf(tmp_path / "a.gguf", "qwen2", weights, spec)
+    weights.pop("lm_head.weight")
+    tied = write_gguf(tmp_path / "b.gguf", "qwen2", weights, spec)
+    assert not read_model_spec(untied).tie_word_embeddings
+    model = load_model(tied, dtype=torch.float32)
+    assert model.head.weight.data_ptr() == model.embed.weight.data_ptr()
+
+
+def test_frequency_factors_equal_the_llama3_scaling_they_come_from(tmp_path: Path) -> None:
+    scaling = {
+        "rope_type": "llama3",
+        "rope_theta": 10_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    weights, spec = make_pair(tmp_path, "llama", rope_parameters=scaling)
+    factors = spec.layers[0].rope.freq_factors
+    assert factors is not None
+
+    def add_factors(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
+
+    path = write_gguf(tmp_path / "m.gguf", "llama", weights, spec, edit=add_factors)
+    load_model(path, dtype=torch.float32)
+    assert read_model_spec(path).layers[0].rope.freq_factors == pytest.approx(factors)
+
+
+def add_metadata(key: str, value: object) -> Edit:
+    """Return an edit that adds one key."""
+
+    def edit(writer: gguf.GGUFWriter) -> None:
+        kinds = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
+        kinds[type(value)](key, value)
+
+    return edit
+
+
+def add_tensor(name: str, data: np.ndarray, kind: Kind | None = None) -> Edit:
+    """Return an edit that adds one tensor."""
+    return lambda writer: writer.add_tensor(name, data, raw_dtype=kind)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (add_metadata("split.count", 3), "one part of a split model"),
+        (add_metadata("llama.rope.scaling.type", "yarn"), "scaling.type = 'yarn'; it must be none"),
+        (add_metadata("llama.rope.dimension_count", 4), "must be the head size 16"),
+        (add_tensor("blk.0.extra.weight", np.ones(3, np.float32)), "tensor blk.0.extra.weight"),
+        (add_tensor("rope_freqs.weight", np.ones(3, np.float32)), r"has shape \[3\]"),
+        (
+            add_tensor("odd", np.zeros((1, 66), np.uint8), Kind.IQ2_XXS),
+            "tensor odd is stored as IQ2_XXS, which is not supported; supported are F32, F16",
+        ),
+    ],
+)
+def test_unusable_contents_are_refused(edit: Edit, message: str, tmp_path: Path) -> None:
+    weights, spec = make_pair(tmp_path, "llama")
+    path = write_gguf(tmp_path / "m.gguf", "llama", weights, spec, edit=edit)
+    with pytest.raises(ConfigError, match=message):
+        load_model(path, dtype=torch.float32)
+
+
+def test_missing_tensors_are_named(tmp_path: Path) -> None:
+    weights, spec = make_pair(tmp_path, "llama")
+    weights.pop("model.layers.1.mlp.down_proj.weight")
+    path = write_gguf(tmp_path / "m.gguf", "llama", weights, spec)
+    with pytest.raises(ConfigError, match=r"lacks tensor blk\.1\.ffn_down\.weight"):
+        load_model(path, dtype=torch.float32)
+
+
+def test_wrong_shapes_are_named(tmp_path: Path) -> None:
+    weights, spec = make_pair(tmp_path, "llama")
+    weights["model.norm.weight"] = np.ones(9, np.float32)
+    path = write_gguf(tmp_path / "m.gguf", "llama", weights, spec)
+    with pytest.raises(ConfigError, match=r"output_norm\.weight has shape \[9\].*says \[64\]"):
+        load_model(path, dtype=torch.float32)
+
+
+def test_missing_metadata_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("token_embd.weight", np.ones((4, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ConfigError, match="lacks 'llama.embedding_length'"):
+        read_model_spec(path)
+
+
+def test_unknown_architecture_is_refused(tmp_path: Path) -> None:
+    weights, spec = make_pair(tmp_path, "llama")
+    path = write_gguf(tmp_path / "m.gguf", "llama", weights, spec)
+    path.write_bytes(path.read_bytes().replace(b"llama", b"mamba"))
+    with pytest.raises(ConfigError, match="architecture 'mamba' is not supported; supported are"):
+        read_model_spec(path)
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    weights, spec = make_pair(tmp_path, "llama")
+    path = write_gguf(tmp_path / "m.gguf", "llama", weights, spec)
+    whole = path.read_bytes()
+    for size in (*range(0, 4000, 7), len(whole) // 2, len(whole) - 40):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ConfigError, match="truncated or corrupt|not a GGUF"):
+            load_model(path, dtype=torch.float32)
+
+
+def test_flipped_header_bytes_never_crash(tmp_path: Path) -> None:
+    """Any byte of the header may be wrong: the answer is a ConfigError or a readable header."""
+    weights, spec = make_pair(tmp_path, "llama")
+    path = write_gguf(tmp_path / "m.gguf", "llama", weights, spec)
+    whole = path.read_bytes()
+    refused = 0
+    for position in range(0, 5500, 11):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0xFF
+        path.write_bytes(damaged)
+        try:
+            read_model_spec(path)
+        except ConfigError:
+            refused += 1
+    assert refused > 50
+
+
+def test_other_files_are_not_gguf(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"hello, this is text")
+    with pytest.raises(ConfigError, match="not a GGUF file"):
+        read_model_spec(path)
