@@ -17,6 +17,7 @@ from forerun.errors import ConfigError, describe_unknown_key
 DRAFTER_METHODS = ("none", "ngram")
 REJECTION_METHODS = ("standard", "coupled")
 DTYPES = ("auto", "bfloat16", "float32")
+ATTENTION_BACKENDS = ("auto", "native", "torch_ref")
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
@@ -35,9 +36,13 @@ class ModelConfig:
     device: str = _option("auto", "torch device, such as cpu or cuda:0")
     max_model_len: int | None = _option(None, "longest prompt + output, in tokens")
     num_threads: int | None = _option(None, "CPU threads for tensor work")
+    attention_backend: str = _option(
+        "auto", "attention: auto, native (CPU kernels) or torch_ref (any device)"
+    )
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
+        _check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         _check_positive("max_model_len", self.max_model_len)
         _check_positive("num_threads", self.num_threads)
 

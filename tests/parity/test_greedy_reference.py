@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from forerun.models.bundled import fetch_bundled_model, fetch_default_model
+from forerun.data.bundled import fetch_bundled_model, fetch_default_model
 from forerun.models.loader import load_model
 from tiny_models import PagedRunner, generate_greedy
 

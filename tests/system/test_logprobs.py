@@ -1,4 +1,4 @@
-"""Logprobs are of the raw distribution, at every row of a verify pass and every chunk of a prompt."""
+"""Logprobs are of the raw distribution, at every verify row and every chunk of a prompt."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+
 from fakes import draft_right, drain, new_request
+from forerun.core import RequestOutput, TokenLogprobs
 from model_engines import compute_last_logits, make_model, make_model_engine
 from scripted_drafters import ScriptedDrafter
-
-from forerun.core import RequestOutput, TokenLogprobs
 
 MODEL = make_model(seed=2)
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3]
@@ -80,9 +80,7 @@ def test_prompt_logprobs_across_chunks(rows: int) -> None:
 def test_prompt_logprobs_are_emitted_once_despite_preemption() -> None:
     engine = make_model_engine(MODEL, num_blocks=12, max_num_batched_tokens=8, max_num_seqs=4)
     for name in ("a", "b"):
-        engine.add(
-            new_request(name, PROMPT, max_tokens=20, prompt_logprobs=0, temperature=0.0)
-        )
+        engine.add(new_request(name, PROMPT, max_tokens=20, prompt_logprobs=0, temperature=0.0))
     outputs = drain(engine)
     assert engine.scheduler.num_preemptions > 0
     for name in ("a", "b"):

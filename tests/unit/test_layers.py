@@ -18,8 +18,8 @@ SRC = Path(forerun.__file__).parent
 
 # Lower layers first. A module may import its own layer and those before it.
 LAYERS: list[set[str]] = [
-    {"errors", "env", "logs", "core", "config", "plan"},
-    {"data", "tokenization", "budget", "cache", "attention", "layers"},
+    {"errors", "env", "logs", "core", "config", "plan", "gguf_file"},
+    {"data", "tokenization", "budget", "cache", "attention", "kernels", "layers"},
     {"models"},
     {"drafters", "sampling"},
     {"verification"},
@@ -46,7 +46,7 @@ TORCH_FREE = [
     "transport.async_engine",
     "tokenization",
     "data",
-    "models.bundled",
+    "data.bundled",
     "server.app",
     "cli",
 ]

@@ -31,9 +31,9 @@ from forerun.commands.flags import (
 )
 from forerun.commands.progress import LoadingBar
 from forerun.config import EngineConfig, ServerConfig
+from forerun.data.bundled import BUNDLED_MODELS, fetch_bundled_model, resolve_model_path
 from forerun.errors import ConfigError
 from forerun.logs import configure_logging, get_logger
-from forerun.models.bundled import BUNDLED_MODELS, fetch_bundled_model, resolve_model_path
 from forerun.server.app import build_app
 from forerun.server.context import ServerContext, ServerTokenizer
 from forerun.server.prometheus import ServerMetrics, StatsLine

@@ -11,6 +11,7 @@ from forerun.budget import build_policy
 from forerun.cache.kv_store import KVStore
 from forerun.cache.manager import KVCacheManager
 from forerun.config import EngineConfig
+from forerun.data.bundled import resolve_model_path
 from forerun.drafters import build_drafter
 from forerun.engine.allocator import keep_freed_memory
 from forerun.engine.engine import Engine
@@ -20,7 +21,6 @@ from forerun.engine.runner import ModelRunner
 from forerun.engine.scheduler import Scheduler, SchedulerLimits
 from forerun.logs import get_logger
 from forerun.models.base import TargetModel
-from forerun.models.bundled import resolve_model_path
 from forerun.models.loader import load_model, read_model_spec
 from forerun.models.spec import ModelSpec
 from forerun.plan import Runner
@@ -30,7 +30,6 @@ from forerun.verification.verify import Verifier
 logger = get_logger(__name__)
 
 Progress = Callable[[int, int], None]
-ATTENTION_BACKEND = "torch_ref"
 
 
 def build_engine(
@@ -60,7 +59,7 @@ def build_engine(
         drafter=drafter,
         verifier=Verifier(config.speculative.rejection_sample_method),
         kv_store=kv_store,
-        backend=build_attention_backend(ATTENTION_BACKEND),
+        backend=build_attention_backend(resolved.attention_backend),
         device=resolved.device,
     )
     engine = assemble_engine(
@@ -134,7 +133,7 @@ def describe_engine(
         "device": str(resolved.device),
         "dtype": str(resolved.dtype).removeprefix("torch."),
         "num_threads": resolved.num_threads,
-        "attention_backend": ATTENTION_BACKEND,
+        "attention_backend": resolved.attention_backend,
         "max_model_len": resolved.max_model_len,
         "max_num_seqs": config.scheduler.max_num_seqs,
         "max_num_batched_tokens": resolved.max_num_batched_tokens,

@@ -11,6 +11,7 @@ import torch
 from forerun.cache.kv_store import KVLayerShape, compute_block_bytes
 from forerun.config import EngineConfig, parse_bytes
 from forerun.errors import ConfigError
+from forerun.kernels import explain_kernels, find_kernels
 from forerun.logs import get_logger
 from forerun.models.spec import ModelSpec
 
@@ -32,6 +33,7 @@ class Resolved:
     num_threads: int
     kv_cache_bytes: int
     num_blocks: int
+    attention_backend: str = "torch_ref"
 
 
 def resolve(config: EngineConfig, spec: ModelSpec, layers: Sequence[KVLayerShape]) -> Resolved:
@@ -48,6 +50,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, layers: Sequence[KVLayerShape
         num_threads=threads,
         kv_cache_bytes=kv_bytes,
         num_blocks=num_blocks,
+        attention_backend=_resolve_attention(config.model.attention_backend, device),
     )
 
 
@@ -91,6 +94,23 @@ def _resolve_threads(given: int | None) -> int:
     threads = torch.get_num_threads()
     logger.info("threads %d: torch's default on %d CPUs", threads, os.cpu_count() or 1)
     return threads
+
+
+def _resolve_attention(given: str, device: torch.device) -> str:
+    if given != "auto":
+        logger.info("attention %s: given", given)
+        if given == "native" and device.type != "cpu":
+            raise ConfigError(
+                f"--attention-backend native runs on the CPU, the device is {device}; give auto "
+                "or torch_ref."
+            )
+        return given
+    if device.type != "cpu":
+        logger.info("attention torch_ref: the native kernels run on the CPU only")
+        return "torch_ref"
+    chosen = "torch_ref" if find_kernels() is None else "native"
+    logger.info("attention %s: %s", chosen, explain_kernels())
+    return chosen
 
 
 def _resolve_length(given: int | None, spec: ModelSpec) -> int:

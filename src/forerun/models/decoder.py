@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from forerun.attention.base import AttentionContext, AttentionLayer
 from forerun.errors import ConfigError
+from forerun.gguf_file import GGUFFile
 from forerun.layers.attention import Attention
 from forerun.layers.embedding import Embedding, Head
 from forerun.layers.linear import WeightOptions
@@ -23,7 +24,7 @@ from forerun.layers.mlp import GatedMLP
 from forerun.layers.norm import RMSNorm
 from forerun.layers.rotary import Rotary, Rotation
 from forerun.models.base import ModelOutput
-from forerun.models.gguf import GGUFFile, read_gguf_fields
+from forerun.models.gguf import read_gguf_fields
 from forerun.models.hf_config import read_common_fields, read_rope
 from forerun.models.spec import Fields, LayerSpec, ModelSpec
 

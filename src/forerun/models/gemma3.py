@@ -13,8 +13,9 @@ import math
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from forerun.gguf_file import GGUFFile
 from forerun.models.decoder import DecoderModel
-from forerun.models.gguf import GGUFFile, read_gguf_fields
+from forerun.models.gguf import read_gguf_fields, read_metadata
 from forerun.models.hf_config import (
     FULL_ATTENTION,
     SLIDING_ATTENTION,
@@ -65,7 +66,7 @@ class Gemma3Model(DecoderModel):
         """Read GGUF metadata."""
         common = read_gguf_fields(file)
         num_layers = len(common["layers"])
-        fields = file.fields()
+        fields = read_metadata(file)
         local = RopeSpec(theta=fields.number("gemma3.rope.freq_base_swa", _LOCAL_THETA))
         window = fields.integer("gemma3.attention.sliding_window")
         kinds = _build_pattern(num_layers, _WINDOW_PATTERN)

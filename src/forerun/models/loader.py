@@ -19,9 +19,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from forerun.errors import ConfigError
+from forerun.gguf_file import GGUFFile, GGUFTensor, read_gguf
 from forerun.models import GGUF_ARCHITECTURES, find_model_class
 from forerun.models.decoder import DecoderModel, WeightSlot
-from forerun.models.gguf import ROPE_FREQS, GGUFFile, GGUFTensor, gguf_name, read_gguf
+from forerun.models.gguf import ROPE_FREQS, gguf_name, read_architecture
 from forerun.models.spec import Fields, ModelSpec
 
 Progress = Callable[[int, int], None]
@@ -82,12 +83,13 @@ def _is_gguf(path: Path) -> bool:
 
 
 def _read_gguf_spec(file: GGUFFile) -> tuple[type[DecoderModel], ModelSpec]:
-    if file.architecture not in GGUF_ARCHITECTURES:
+    architecture = read_architecture(file)
+    if architecture not in GGUF_ARCHITECTURES:
         raise ConfigError(
-            f"{file.path}: GGUF architecture {file.architecture!r} is not supported; supported are "
+            f"{file.path}: GGUF architecture {architecture!r} is not supported; supported are "
             f"{', '.join(GGUF_ARCHITECTURES)}."
         )
-    family = find_model_class(GGUF_ARCHITECTURES[file.architecture])
+    family = find_model_class(GGUF_ARCHITECTURES[architecture])
     return family, family.spec_from_gguf(file)
 
 

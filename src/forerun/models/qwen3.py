@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from forerun.gguf_file import GGUFFile
 from forerun.models.decoder import DecoderModel
-from forerun.models.gguf import GGUFFile
 from forerun.models.hf_config import read_common_fields, read_rope, read_window_layers
 from forerun.models.spec import Fields, ModelSpec
 

@@ -27,8 +27,8 @@ from tokenizers import (
 
 from forerun import env
 from forerun.errors import ConfigError
+from forerun.gguf_file import read_gguf
 from forerun.logs import get_logger
-from forerun.tokenization.gguf_metadata import read_gguf_metadata
 from forerun.tokenization.tokenizer import Tokenizer, TokenizerInfo
 
 logger = get_logger(__name__)
@@ -61,7 +61,7 @@ _TEMPLATE_TOKENS = {
 
 def load_gguf_tokenizer(path: Path) -> Tokenizer:
     """Load the tokenizer a GGUF file describes."""
-    metadata = read_gguf_metadata(path)
+    metadata = read_gguf(path).metadata
     if "tokenizer.ggml.tokens" not in metadata:
         raise ConfigError(f"{path} holds no tokenizer; convert the model again with its tokenizer.")
     try:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as Backend
 
+from forerun.data.bundled import fetch_default_model
 from forerun.engine.detokenizer import IncrementalDetokenizer
-from forerun.models.bundled import fetch_default_model
 from forerun.tokenization import Tokenizer, load_tokenizer
 from forerun.tokenization.tokenizer import TokenizerInfo, build_byte_alphabet
 

@@ -17,7 +17,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from forerun.errors import ConfigError
-from forerun.models.gguf import read_gguf
+from forerun.gguf_file import read_gguf
 from forerun.models.loader import load_model, read_model_spec
 from forerun.models.spec import ModelSpec
 from tiny_models import FAMILIES, make_spec, save_hf_model

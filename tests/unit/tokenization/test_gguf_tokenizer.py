@@ -14,7 +14,7 @@ import sys
 
 import pytest
 
-from forerun.models.bundled import fetch_bundled_model
+from forerun.data.bundled import fetch_bundled_model
 from forerun.tokenization import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.network
@@ -122,7 +122,7 @@ def test_token_bytes_join_to_the_text(smollm2: Tokenizer) -> None:
 def test_loading_imports_neither_torch_nor_transformers() -> None:
     code = (
         "import sys\n"
-        "from forerun.models.bundled import resolve_model_path\n"
+        "from forerun.data.bundled import resolve_model_path\n"
         "from forerun.tokenization import load_tokenizer\n"
         "tokenizer = load_tokenizer(resolve_model_path('smollm2-135m-instruct'))\n"
         "tokenizer.encode_chat([{'role': 'user', 'content': 'hi'}])\n"

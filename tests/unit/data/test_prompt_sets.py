@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from forerun.data import build_prompt_set, prompt_sets
+from forerun.data.bundled import fetch_default_model
 from forerun.errors import ConfigError
-from forerun.models.bundled import fetch_default_model
 from forerun.tokenization import load_tokenizer
 
 SMALL = Path(__file__).parents[2] / "prompts" / "small.jsonl"
