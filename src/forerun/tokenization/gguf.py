@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import (
     AddedToken,
@@ -160,7 +161,7 @@ def _add_marked_tokens(backend: tokenizers.Tokenizer, metadata: Mapping[str, Any
     if types is None:
         return
     control, user = [
-        [tokens[index] for index in (types == kind).nonzero()[0]]
+        [tokens[index] for index in np.flatnonzero(np.asarray(types) == kind)]
         for kind in (_CONTROL, _USER_DEFINED)
     ]
     # What the vocabulary does not spell this way (runs of spaces in SentencePiece) is no new token.
@@ -216,7 +217,7 @@ def _build_sentencepiece(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     tokens = [_respell_spaces(token) for token in metadata["tokenizer.ggml.tokens"]]
     is_gemma = str(metadata.get("general.architecture")).startswith("gemma")
     # Gemma's scores are not in merge order; the order of its tokens is.
-    ranks = range(len(tokens)) if is_gemma else -metadata["tokenizer.ggml.scores"]
+    ranks = range(len(tokens)) if is_gemma else -np.asarray(metadata["tokenizer.ggml.scores"])
     unknown_id = metadata.get("tokenizer.ggml.unknown_token_id")
     backend = tokenizers.Tokenizer(
         models.BPE(
