@@ -127,6 +127,7 @@ class ServerProcess:
         self._reader.join()
 
     def _is_idle(self) -> bool:
+        assert self.has_engine, self.log
         values = self.metrics()
         return all(values[name] == 0 for name in _GAUGES)
 

@@ -17,8 +17,8 @@ import openai
 MODEL = "smollm2-135m-instruct"
 STOPS = [" the", "\u4e0a", "\U0001f680", "\u0628\u062d\u0631"]
 TOP_LOGPROBS = 3
+NUM_ABORTED_TOKENS = 200
 _NUM_TOKENS = 24
-_NUM_ABORTED_TOKENS = 200
 _MOST_CHUNKS = 8
 
 _QUESTIONS = (
@@ -128,7 +128,7 @@ def _build_options(kind: str, column: int, *, is_aborted: bool) -> dict[str, Any
         wanted = {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
         options |= wanted if is_chat else {"logprobs": TOP_LOGPROBS}
     if is_aborted:
-        options |= {"max_tokens": _NUM_ABORTED_TOKENS, "stop": ["no such text"]}
+        options |= {"max_tokens": NUM_ABORTED_TOKENS, "stop": ["no such text"]}
         extra["ignore_eos"] = True
     if is_chat:
         options["messages"] = [{"role": "user", "content": _QUESTIONS[column]}]

@@ -18,7 +18,17 @@ import openai
 import pytest
 
 from system.server_process import ServerProcess, wait_until
-from system.server_traffic import MODEL, STOPS, Case, Reply, ask, build_cases, make_client, stream
+from system.server_traffic import (
+    MODEL,
+    NUM_ABORTED_TOKENS,
+    STOPS,
+    Case,
+    Reply,
+    ask,
+    build_cases,
+    make_client,
+    stream,
+)
 
 pytestmark = pytest.mark.network
 
@@ -54,9 +64,7 @@ def test_half_of_64_streams_can_vanish_without_a_trace(server) -> None:
     server.wait_idle()
     kept = [(c, r) for c, r in zip(cases, replies, strict=True) if c.abort_after is None]
     assert len(kept) == 32
-    aborted = [case for case in cases if case.abort_after is not None]
-    num_aborted = server.metrics()["vllm:request_success_total/abort"]
-    assert num_aborted == sum(case.num_choices for case in aborted)
+    check_aborts(server, cases, kept)
     for case, reply in kept:
         check_stream(case, reply)
         check_text(server, case, reply)
@@ -83,6 +91,18 @@ def ask_prefix(server: ServerProcess) -> tuple[str, int]:
     answer = server.http.post("/v1/completions", json=body).raise_for_status().json()
     cached: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
     return answer["choices"][0]["text"], cached
+
+
+def check_aborts(
+    server: ServerProcess, cases: Sequence[Case], kept: Sequence[tuple[Case, Reply]]
+) -> None:
+    """Every choice that was cut off counts as aborted, and was not computed to its end."""
+    num_choices = sum(case.num_choices for case in cases if case.abort_after is not None)
+    metrics = server.metrics()
+    assert metrics["vllm:request_success_total/abort"] == num_choices
+    num_kept_tokens = sum(reply.usage.completion_tokens for _, reply in kept)
+    num_wasted = metrics["forerun:committed_tokens_total"] - num_kept_tokens
+    assert num_wasted < num_choices * NUM_ABORTED_TOKENS / 2
 
 
 def check_stream(case: Case, reply: Reply) -> None:
@@ -143,8 +163,11 @@ def test_a_client_that_gives_up_waiting_frees_its_blocks(server) -> None:
     with pytest.raises(httpx.ReadTimeout):
         server.http.post("/v1/completions", json=ENDLESS, timeout=impatient)
     server.wait_idle()
+    after = server.metrics()
     name = "vllm:request_success_total/abort"
-    assert server.metrics()[name] == before.get(name, 0) + 1
+    assert after[name] == before.get(name, 0) + 1
+    name = "forerun:committed_tokens_total"
+    assert after[name] - before[name] < ENDLESS["max_tokens"]
 
 
 def test_a_full_queue_refuses_with_retry_after(server) -> None:
@@ -299,6 +322,11 @@ def test_a_bad_request_is_refused_by_name(server, path, body, param, said) -> No
     assert set(error) == {"message", "type", "param", "code"}
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert said in error["message"]
+
+
+def test_without_max_tokens_a_context_larger_than_the_pool_is_no_obstacle(server) -> None:
+    answer = server.http.post(CHAT, json={"messages": HI, "temperature": 0, "stop": ["."]})
+    assert answer.raise_for_status().json()["choices"][0]["finish_reason"] == "stop"
 
 
 def test_what_does_not_exist_is_not_found(server) -> None:

@@ -21,6 +21,12 @@ def check_request(
 ) -> None:
     """Raise RequestError if this request could never run."""
     _check_prompt(prompt_token_ids, limits, prompt_param)
+    if params.n > limits.max_waiting_requests:
+        raise RequestError(
+            f"n is {params.n}, but only {limits.max_waiting_requests} choices may wait at once; ask "
+            "for fewer, or start with a larger --max-waiting-requests.",
+            param="n",
+        )
     _check_token_ids("logit_bias", [token for token, _ in params.logit_bias], limits)
     _check_token_ids("stop_token_ids", params.stop_token_ids, limits)
     num_prompt = len(prompt_token_ids)
@@ -31,7 +37,9 @@ def check_request(
             f"and the context is {limits.max_model_len}.",
             param="min_tokens",
         )
-    wanted = num_prompt + (room if params.max_tokens is None else params.max_tokens)
+    # Without max_tokens the pool is one more limit on the output; it only has to hold the least.
+    least = max(1, params.min_tokens)
+    wanted = num_prompt + (least if params.max_tokens is None else params.max_tokens)
     if params.max_tokens is not None and wanted > limits.max_model_len:
         raise RequestError(
             f"the prompt has {num_prompt} tokens and max_tokens is {params.max_tokens}, together "
@@ -40,7 +48,7 @@ def check_request(
             param="max_tokens",
             code="context_length_exceeded",
         )
-    _check_pool(min(wanted, limits.max_model_len), limits)
+    _check_pool(wanted, limits)
 
 
 def _check_prompt(prompt_token_ids: Sequence[int], limits: EngineLimits, param: str) -> None:
@@ -71,7 +79,7 @@ def _check_pool(num_tokens: int, limits: EngineLimits) -> None:
     if needed > limits.num_kv_blocks:
         raise RequestError(
             f"this request may need {num_tokens} tokens of KV cache ({needed} blocks); the pool "
-            f"has {limits.num_kv_blocks * limits.kv_block_size} ({limits.num_kv_blocks} blocks). "
+            f"has {limits.num_kv_tokens} ({limits.num_kv_blocks} blocks). "
             "Lower max_tokens, shorten the prompt, or start with a larger --kv-cache-memory.",
             param="max_tokens",
             code="kv_cache_too_small",

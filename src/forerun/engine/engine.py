@@ -122,7 +122,7 @@ class Engine:
                 choice_index=index,
                 leader_id=f"{new.request_id}#0" if index else None,
                 arrival_s=new.arrival_s or time.monotonic(),
-                max_total_tokens=self.limits.max_model_len,
+                max_total_tokens=min(self.limits.max_model_len, self.limits.num_kv_tokens),
             )
             for index in range(new.params.n)
         ]

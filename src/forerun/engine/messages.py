@@ -42,6 +42,11 @@ class EngineLimits:
     kv_block_size: int
     max_waiting_requests: int
 
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens the KV pool holds."""
+        return self.num_kv_blocks * self.kv_block_size
+
 
 @dataclass(slots=True, kw_only=True)
 class ReadyMessage:

@@ -194,14 +194,15 @@ def test_full_queue_is_a_503_with_retry_after_for_every_choice() -> None:
         ([1], {"logit_bias": ((300, 1.0),)}, "logit_bias"),
         ([1], {"stop_token_ids": (-1,)}, "stop_token_ids"),
         ([1], {"min_tokens": 64, "max_tokens": None}, "min_tokens"),
+        ([1], {"n": 65}, "n"),
     ],
 )
 def test_refusals_name_the_field(prompt: list[int], params: dict, param: str) -> None:
     engine = make_engine(max_model_len=64)
     engine.add(new_request("r", prompt, **params))
-    (output,) = drain(engine)
-    assert output.error.status == 400
-    assert output.error.param == param
+    outputs = drain(engine)
+    assert len(outputs) == params.get("n", 1)
+    assert {(o.error.status, o.error.param) for o in outputs} == {(400, param)}
 
 
 def test_request_larger_than_the_pool_is_refused_with_the_number_needed() -> None:
