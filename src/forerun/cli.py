@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 import forerun
-from forerun.commands import generate, serve
+from forerun.commands import bench, generate, serve
 from forerun.commands.flags import Parser, check_unknown
 from forerun.errors import ConfigError, RequestError
 
@@ -40,8 +40,10 @@ def _run(argv: list[str]) -> int:
     commands = {
         "serve": serve.add_parser(subparsers),
         "generate": generate.add_parser(subparsers),
+        "bench": bench.add_parser(subparsers),
     }
     args, extras = parser.parse_known_args(argv)
-    check_unknown(extras, commands[args.command])
+    # Subcommands with kinds of their own say which parser took the flags.
+    check_unknown(extras, vars(args).get("flags_parser", commands[args.command]))
     code: int = args.run(args)
     return code

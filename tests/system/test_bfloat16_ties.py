@@ -7,21 +7,17 @@ the gap between the two tokens in the batch-1 logits must be within twice that.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
 from forerun import LLM, SamplingParams
+from forerun.data import build_prompt_set
 
-PROMPTS = Path(__file__).parents[1] / "prompts" / "small.jsonl"
 NUM_TOKENS = 24
 
 
 def load_conversations() -> list[list[dict]]:
-    lines = PROMPTS.read_text().splitlines()
-    conversations = [json.loads(line)["messages"] for line in lines]
+    conversations = [entry["messages"] for entry in build_prompt_set("small")]
     briefly = [
         [*c[:-1], {"role": "user", "content": c[-1]["content"] + " Answer briefly."}]
         for c in conversations[:8]

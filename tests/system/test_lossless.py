@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from fakes import collect_tokens, continue_greedily, draft_right, drain, new_request
 from forerun import LLM, SamplingParams
 from forerun.core import TokenLogprobs
+from forerun.data import build_prompt_set
 from forerun.drafters import DRAFTERS
 from model_engines import compute_last_logits, make_model, make_model_engine
 from scripted_drafters import ScriptedDrafter
 
 TIE_MARGIN = 1e-3
-PROMPTS = Path(__file__).parents[1] / "prompts" / "small.jsonl"
 MODEL = make_model(seed=1)
 
 
-def load_prompts() -> list[list[dict]]:
-    return [json.loads(line)["messages"] for line in PROMPTS.read_text().splitlines()]
+def load_prompts(name: str) -> list[list[dict]]:
+    return [entry["messages"] for entry in build_prompt_set(name)]
 
 
 def make_llm(method: str, k: int = 5, **options: object) -> LLM:
@@ -61,7 +59,7 @@ def list_ties(plain: Sequence, other: Sequence) -> list[tuple[int, int, float]]:
 
 @pytest.mark.network
 def test_default_model_greedy_tokens_equal_with_and_without_speculation() -> None:
-    prompts = load_prompts()
+    prompts = load_prompts("small")
     assert len(prompts) == 24
     plain = answer(make_llm("none"), prompts, 32)
     speculating = make_llm("ngram", 5)
@@ -75,9 +73,7 @@ def test_default_model_greedy_tokens_equal_with_and_without_speculation() -> Non
 @pytest.mark.network
 @pytest.mark.parametrize("batch", [1, 32])
 def test_default_model_on_200_prompts_at_every_depth(batch: int) -> None:
-    from forerun.data import build_prompt_set
-
-    prompts = [entry["messages"] for entry in build_prompt_set("evaluation")]
+    prompts = load_prompts("evaluation")
     assert len(prompts) == 200
     plain = answer(make_llm("none", max_num_seqs=batch), prompts, 64)
     for k in (1, 3, 5, 8):

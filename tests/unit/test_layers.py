@@ -26,8 +26,11 @@ LAYERS: list[set[str]] = [
     {"engine"},
     {"transport"},
     {"server"},
+    {"bench"},
     {"commands", "cli", "__main__"},
 ]
+# Stricter than the levels: the load generator knows the server by HTTP alone.
+BENCH_MAY_IMPORT = {"bench", "errors", "env", "logs", "core", "config", "data"}
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 TORCH_FREE = [
@@ -77,6 +80,16 @@ def test_imports_point_down(path: Path) -> None:
         parts = module.split(".")
         if len(parts) > 1:
             assert LEVELS[parts[1]] <= LEVELS[own], f"{own} must not import {module}"
+
+
+@pytest.mark.parametrize("path", sorted((SRC / "bench").rglob("*.py")), ids=lambda p: p.name)
+def test_bench_imports_nothing_of_the_engine(path: Path) -> None:
+    imported = {
+        module.split(".")[1]
+        for module in iter_imports(ast.parse(path.read_text()))
+        if "." in module
+    }
+    assert imported <= BENCH_MAY_IMPORT
 
 
 @pytest.mark.parametrize("module", TORCH_FREE)

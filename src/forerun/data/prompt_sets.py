@@ -1,7 +1,8 @@
-"""Prompt sets for evaluation, assembled from published packages; no text is stored here.
+"""Prompt sets: a small one that ships, and one for evaluation assembled from published packages.
 
-A set is a list of {"id", "category", "messages"}, the same in every run: sources are pinned by
-sha256 and sampled with seed 0. Sources: MT-Bench first turns (chat), HumanEval (code), GSM8K test
+A set is a list of {"id", "category", "messages"}, the same in every run. `small` is written for
+Forerun: 24 prompts, some copy-heavy, some multi-byte. The sources of `evaluation` are pinned by
+sha256 and sampled with seed 0: MT-Bench first turns (chat), HumanEval (code), GSM8K test
 questions (math) and CoQA stories (summarise). They are test sets: keep them out of drafter
 training.
 """
@@ -14,6 +15,7 @@ import random
 import shutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,7 @@ SOURCES = {
     ),
 }
 
+SMALL = "small"
 # How many prompts of each category a set takes.
 PROMPT_SETS = {
     "evaluation": {"chat": 60, "code": 60, "math": 40, "summarise": 40},
@@ -97,8 +100,12 @@ PROMPT_SETS = {
 
 def build_prompt_set(name: str, progress: Callable[[str], None] | None = None) -> list[Row]:
     """Return a prompt set, fetching its packages the first time; raises ConfigError."""
+    if name == SMALL:
+        text = (resources.files("forerun.data") / "small.jsonl").read_text("utf-8")
+        return [json.loads(line) for line in text.splitlines()]
     if name not in PROMPT_SETS:
-        raise ConfigError(describe_unknown_key(name, PROMPT_SETS, kind="prompt set"))
+        allowed = [SMALL, *PROMPT_SETS]
+        raise ConfigError(describe_unknown_key(name, allowed, kind="prompt set"))
     folder = env.cache_dir() / "prompts"
     try:
         _fetch_sources(PROMPT_SETS[name], folder, progress or _ignore)

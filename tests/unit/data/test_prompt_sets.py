@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -13,12 +12,10 @@ from forerun.data.bundled import fetch_default_model
 from forerun.errors import ConfigError
 from forerun.tokenization import load_tokenizer
 
-SMALL = Path(__file__).parents[2] / "prompts" / "small.jsonl"
-
 
 @pytest.mark.network
 def test_committed_prompts_are_distinct_and_cover_short_and_long() -> None:
-    prompts = [json.loads(line) for line in SMALL.read_text().splitlines()]
+    prompts = build_prompt_set("small")
     tokenizer = load_tokenizer(fetch_default_model())
     lengths = [len(tokenizer.encode(p["messages"][-1]["content"])) for p in prompts]
     assert len({prompt["id"] for prompt in prompts}) == 24

@@ -1,0 +1,1 @@
+"""The client: HTTP wire (`connection`), streams (`stream`), server (`endpoint`), load (`load`)."""

@@ -1,0 +1,1 @@
+"""Servers compared in blocks: `plan` (arms, loads, order), `runner`, `compare`, `server`."""
