@@ -191,6 +191,8 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be in 0..65535, got {self.port}.")
+        if self.api_key is not None and not self.api_key.strip():
+            raise ConfigError("--api-key is empty; give a key, or leave the option out.")
         if self.drain_timeout_s < 0:
             raise ConfigError(f"--drain-timeout-s must be >= 0, got {self.drain_timeout_s}.")
 

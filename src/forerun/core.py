@@ -8,8 +8,8 @@ scheduler does. Nothing here knows about phases.
 from __future__ import annotations
 
 import enum
-import math
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 from forerun.errors import RequestError
 
@@ -40,7 +40,8 @@ class SamplingParams:
     """How to choose tokens and when to stop. Raises RequestError naming the field at fault.
 
     `temperature` 0 is greedy. `top_k` 0 or -1 and `top_p` 1 switch the filter off. `max_tokens`
-    None means as many as the context allows. A `seed` selects the `coupled` verifier.
+    None means as many as the context allows. A `seed` selects the `coupled` verifier. A `stop`
+    that is one string is the same as a tuple of it.
     """
 
     n: int = 1
@@ -64,10 +65,13 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        _check_range("n", self.n, 1, 128)
+        if _is_kind(self.stop, str):
+            # NOTE: taken as a sequence it would stop at each of its characters.
+            object.__setattr__(self, "stop", (self.stop,))
+        _check_integer("n", self.n, 1, 128)
         _check_range("temperature", self.temperature, 0.0, 100.0)
         _check_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
-        _check_range("top_k", self.top_k, -1, 2**31 - 1)
+        _check_integer("top_k", self.top_k, -1, 2**31 - 1)
         _check_range("min_p", self.min_p, 0.0, 1.0)
         _check_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
@@ -75,8 +79,8 @@ class SamplingParams:
         for _, bias in self.logit_bias:
             _check_range("logit_bias", bias, -100.0, 100.0)
         if self.max_tokens is not None:
-            _check_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _check_range("min_tokens", self.min_tokens, 0, 2**31 - 1)
+            _check_integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _check_integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens}).",
@@ -90,11 +94,11 @@ class SamplingParams:
         if any(not text for text in self.stop):
             raise RequestError("stop strings must not be empty.", param="stop")
         if self.seed is not None:
-            _check_range("seed", self.seed, -SEED_LIMIT, SEED_LIMIT - 1)
+            _check_integer("seed", self.seed, -SEED_LIMIT, SEED_LIMIT - 1)
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
-                _check_range(name, value, 0, MAX_LOGPROBS)
+                _check_integer(name, value, 0, MAX_LOGPROBS)
 
     @property
     def is_greedy(self) -> bool:
@@ -110,19 +114,29 @@ class SamplingParams:
             or self.frequency_penalty != 0.0
         )
 
-    @property
-    def has_filters(self) -> bool:
-        """Whether top-k, top-p or min-p cuts the distribution."""
-        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
-
 
 def _check_range(
     name: str, value: float, low: float, high: float, *, low_open: bool = False
 ) -> None:
-    below = value <= low if low_open else value < low
-    if not math.isfinite(value) or below or value > high:
+    # NaN is inside of nothing; integers of any size compare, but need not convert to float.
+    if (
+        not _is_kind(value, Real)
+        or not (low < value if low_open else low <= value)
+        or not value <= high
+    ):
         bracket = "(" if low_open else "["
         raise RequestError(f"{name} must be in {bracket}{low}, {high}], got {value}.", param=name)
+
+
+def _check_integer(name: str, value: int, low: int, high: int) -> None:
+    if not _is_kind(value, Integral):
+        raise RequestError(f"{name} must be an integer, got {value!r}.", param=name)
+    _check_range(name, value, low, high)
+
+
+def _is_kind(value: object, kind: type) -> bool:
+    """Whether a value is what its annotation says; a bool is no number here."""
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.config import EngineConfig, SchedulerConfig, SpeculativeConfig, parse_bytes
+from forerun.config import (
+    EngineConfig,
+    SchedulerConfig,
+    ServerConfig,
+    SpeculativeConfig,
+    parse_bytes,
+)
 from forerun.errors import ConfigError
 
 
@@ -62,3 +68,10 @@ def test_sizes(text: str, size: int) -> None:
 def test_bad_sizes(text: str) -> None:
     with pytest.raises(ConfigError, match="such as 512M"):
         parse_bytes("kv_cache_memory", text)
+
+
+@pytest.mark.parametrize("key", ["", "  "])
+def test_an_empty_api_key_is_refused(key: str) -> None:
+    """An unset variable in --api-key "$KEY" gave a server that any empty bearer token opened."""
+    with pytest.raises(ConfigError, match="--api-key"):
+        ServerConfig(api_key=key)

@@ -14,7 +14,23 @@ def _torch_ref() -> AttentionBackend:
     return TorchRefBackend()
 
 
-BACKENDS: dict[str, Callable[[], AttentionBackend]] = {"torch_ref": _torch_ref}
+def _native() -> AttentionBackend:
+    from forerun.attention.native import NativeBackend
+    from forerun.kernels import explain_kernels, find_kernels
+
+    kernels = find_kernels()
+    if kernels is None:
+        raise ConfigError(
+            f"--attention-backend native needs native kernels: {explain_kernels()}. "
+            "Give auto or torch_ref."
+        )
+    return NativeBackend(kernels)
+
+
+BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
+    "native": _native,
+    "torch_ref": _torch_ref,
+}
 
 
 def build_attention_backend(name: str) -> AttentionBackend:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from ctypes import byref
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -63,7 +62,7 @@ class NativeMetadata:
     batch: AttentionBatch
     few: FewRows | None
     many: ManyRows | None
-    plans: dict[AttentionLayer, LayerPlan] = field(default_factory=dict)
+    plans: dict[tuple[object, ...], LayerPlan] = field(default_factory=dict)
     whole: TorchRefMetadata | None = None
 
 
@@ -100,8 +99,8 @@ class NativeBackend:
     ) -> Tensor:
         """Write K/V, attend, and return the heads' outputs side by side."""
         if not _is_supported(query, layer, kv_store):
-            return self._attend_whole(query, key, value, layer, kv_store, metadata)
-        output = torch.empty((len(query), layer.num_heads * layer.head_dim), dtype=query.dtype)
+            return self._attend_whole((query, key, value), layer, kv_store, metadata)
+        output = query.new_empty(query.shape[0], layer.num_heads * layer.head_dim)
         if metadata.few is not None:
             rows = tuple(_make_dense(x, layer.head_dim) for x in (query, key, value))
             self._attend_few(rows, output, layer, kv_store, metadata)
@@ -139,9 +138,112 @@ class NativeBackend:
         self, layer: AttentionLayer, kv_store: KVStore, metadata: NativeMetadata
     ) -> LayerPlan:
         """Return the plan shared by layers like this one."""
-        kind = replace_index(layer)
+        kind = (layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.window, layer.scale)
         plan = metadata.plans.get(kind)
         if plan is None:
             assert metadata.few is not None
-            plan = metadata.plans[kind] = self._build_plan(layer, kv_store, metadata.few)
+            params, arrays = _build_params(metadata.few, layer, kv_store)
+            num_floats = self._kernels.attention_workspace(byref(params))
+            plan = metadata.plans[kind] = LayerPlan(params, arrays, num_floats)
         return plan
+
+    def _attend_whole(
+        self,
+        rows: tuple[Tensor, Tensor, Tensor],
+        layer: AttentionLayer,
+        kv_store: KVStore,
+        metadata: NativeMetadata,
+    ) -> Tensor:
+        if metadata.whole is None:
+            metadata.whole = self._reference.prepare(metadata.batch, kv_store)
+        return self._reference.attend(
+            *rows, layer=layer, kv_store=kv_store, metadata=metadata.whole
+        )
+
+    def _select_many(self, batch: AttentionBatch, reqs: np.ndarray, kv_store: KVStore) -> ManyRows:
+        starts, stops = batch.query_start_loc[reqs], batch.query_start_loc[reqs + 1]
+        rows = np.concatenate([np.arange(a, b) for a, b in zip(starts, stops, strict=True)])
+        part = AttentionBatch(
+            query_start_loc=np.concatenate(([0], np.cumsum(stops - starts))),
+            context_lens=batch.context_lens[reqs],
+            block_tables=batch.block_tables[reqs],
+            slot_mapping=batch.slot_mapping[rows],
+        )
+        return ManyRows(torch.from_numpy(rows), self._reference.prepare(part, kv_store))
+
+
+def _select_few(batch: AttentionBatch, reqs: np.ndarray) -> FewRows:
+    starts = batch.query_start_loc[reqs]
+    return FewRows(
+        starts=_as_int64(starts),
+        counts=_as_int64(batch.query_start_loc[reqs + 1] - starts),
+        contexts=_as_int64(batch.context_lens[reqs]),
+        tables=_as_int64(batch.block_tables[reqs]),
+        slots=_as_int64(batch.slot_mapping),
+    )
+
+
+def _build_params(
+    few: FewRows, layer: AttentionLayer, kv_store: KVStore
+) -> tuple[AttentionParams, tuple[np.ndarray, ...]]:
+    """Cut the visible positions of each request into chunks; pointers to tensors stay open."""
+    unseen = np.zeros_like(few.contexts)
+    if layer.window is not None:
+        unseen = np.maximum(few.contexts - layer.window + 1, 0)
+    first = unseen // CHUNK_SIZE * CHUNK_SIZE
+    num_chunks = -(-(few.contexts + few.counts - first) // CHUNK_SIZE)
+    chunk_begin = np.concatenate(([0], np.cumsum(num_chunks)))
+    chunk_request = np.repeat(np.arange(len(few.starts)), num_chunks)
+    partial_begin = np.concatenate(([0], np.cumsum(few.counts[chunk_request])))
+    arrays = {
+        "starts": few.starts,
+        "counts": few.counts,
+        "contexts": few.contexts,
+        "tables": few.tables,
+        "slots": few.slots,
+        "first": _as_int64(first),
+        "chunk_begin": _as_int64(chunk_begin),
+        "chunk_request": _as_int64(chunk_request),
+        "partial_begin": _as_int64(partial_begin),
+    }
+    params = AttentionParams(
+        **{name: array.ctypes.data for name, array in arrays.items()},
+        num_reqs=len(few.starts),
+        num_chunks=len(chunk_request),
+        table_width=few.tables.shape[1],
+        max_count=int(few.counts.max()),
+        num_heads=layer.num_heads,
+        num_kv_heads=layer.num_kv_heads,
+        head_dim=layer.head_dim,
+        block_size=kv_store.kv_block_size,
+        chunk_size=CHUNK_SIZE,
+        window=layer.window or 0,
+        dtype=DTYPE_CODES[kv_store.keys[layer.index].dtype],
+        num_threads=torch.get_num_threads(),
+        scale=layer.scale,
+    )
+    return params, tuple(arrays.values())
+
+
+def _is_supported(query: Tensor, layer: AttentionLayer, kv_store: KVStore) -> bool:
+    """Whether the kernel can read this layer: CPU, known type, rows of whole 4-byte units."""
+    pool = kv_store.keys[layer.index]
+    return (
+        pool.is_cpu
+        and query.is_cpu
+        and query.dtype == pool.dtype
+        and query.dtype in DTYPE_CODES
+        and layer.head_dim * query.itemsize % 4 == 0
+        and (layer.window is None or layer.window > 0)
+    )
+
+
+def _make_dense(rows: Tensor, head_dim: int) -> Tensor:
+    """Return [T, H, D] whose heads are dense; rows may be any distance apart."""
+    if rows.stride(2) == 1 and (rows.shape[1] == 1 or rows.stride(1) == head_dim):
+        return rows
+    return rows.contiguous()
+
+
+def _as_int64(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(values, dtype=np.int64)

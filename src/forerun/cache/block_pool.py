@@ -8,17 +8,20 @@ out, only read as padding. No torch.
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 NULL_BLOCK = 0
 ROOT_KEY = 0
+_KEY_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedBlock:
-    """What a published block holds, kept to verify a hit instead of trusting the hash."""
+    """What a published block holds, kept to verify a hit against its own tokens."""
 
     key: int
     parent_key: int
@@ -26,8 +29,14 @@ class PublishedBlock:
 
 
 def compute_block_key(parent_key: int, token_ids: Sequence[int]) -> int:
-    """Return the key of a block: a hash chained over every token from the start of the prefix."""
-    return hash((parent_key, tuple(token_ids)))
+    """Return the key of a block: sha256 chained over every token from the start of the prefix.
+
+    NOTE: a hit compares the tokens of its own block, not of the blocks before it: those are told
+    apart by the parent key alone. Python's own hash() can be made to collide, and would then let
+    one client choose the K/V that another one reads.
+    """
+    content = parent_key.to_bytes(_KEY_BYTES, "little") + array("q", token_ids).tobytes()
+    return int.from_bytes(hashlib.sha256(content).digest(), "little")
 
 
 class BlockPool:

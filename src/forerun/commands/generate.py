@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 import typing
@@ -69,7 +70,13 @@ def run(args: argparse.Namespace) -> int:
     params = SamplingParams(**{**llm.tokenizer.generation_defaults, **given})
     is_chat = args.chat and llm.tokenizer.has_chat_template
     prompt = [{"role": "user", "content": args.prompt}] if is_chat else args.prompt
-    summary = stream_answer(llm, prompt, params)
+    try:
+        summary = stream_answer(llm, prompt, params)
+    except BrokenPipeError:
+        # Whoever read the answer has seen enough (`| head`). What is still buffered for them must
+        # go elsewhere, or the interpreter complains about it when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     if args.stats:
         sys.stderr.write(summary + "\n")
     return 0

@@ -23,8 +23,8 @@ def check_request(
     _check_prompt(prompt_token_ids, limits, prompt_param)
     if params.n > limits.max_waiting_requests:
         raise RequestError(
-            f"n is {params.n}, but only {limits.max_waiting_requests} choices may wait at once; ask "
-            "for fewer, or start with a larger --max-waiting-requests.",
+            f"n is {params.n}, but only {limits.max_waiting_requests} choices may wait at once; "
+            "ask for fewer, or start with a larger --max-waiting-requests.",
             param="n",
         )
     _check_token_ids("logit_bias", [token for token, _ in params.logit_bias], limits)
@@ -48,7 +48,7 @@ def check_request(
             param="max_tokens",
             code="context_length_exceeded",
         )
-    _check_pool(wanted, limits)
+    _check_pool(wanted, limits, prompt_param if params.max_tokens is None else "max_tokens")
 
 
 def _check_prompt(prompt_token_ids: Sequence[int], limits: EngineLimits, param: str) -> None:
@@ -74,13 +74,13 @@ def _check_token_ids(param: str, token_ids: Sequence[int], limits: EngineLimits)
             )
 
 
-def _check_pool(num_tokens: int, limits: EngineLimits) -> None:
+def _check_pool(num_tokens: int, limits: EngineLimits, param: str) -> None:
     needed = -(-num_tokens // limits.kv_block_size)
     if needed > limits.num_kv_blocks:
         raise RequestError(
             f"this request may need {num_tokens} tokens of KV cache ({needed} blocks); the pool "
             f"has {limits.num_kv_tokens} ({limits.num_kv_blocks} blocks). "
             "Lower max_tokens, shorten the prompt, or start with a larger --kv-cache-memory.",
-            param="max_tokens",
+            param=param,
             code="kv_cache_too_small",
         )

@@ -51,7 +51,7 @@ class Completion:
 
 
 class LLM:
-    """A model and its engine in this process. Not thread-safe.
+    """A model and its engine in this process. Not thread-safe; one call at a time.
 
     Takes the options of `forerun serve` by name (`dtype`, `kv_cache_memory`, `max_num_seqs`,
     `speculative_config`, ...). Raises ConfigError for what cannot be served.
@@ -104,7 +104,7 @@ class LLM:
         else:
             token_ids = self._encode(prompt)  # type: ignore[arg-type]
         params = params or SamplingParams()
-        self.step_stats.clear()
+        self._begin_run()
         request_id = self._submit(token_ids, params)
         remaining = params.n
         try:
@@ -121,6 +121,15 @@ class LLM:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _begin_run(self) -> None:
+        """Start over with the statistics; outputs of two runs at once would get mixed up."""
+        if self.engine.has_work:
+            raise RuntimeError(
+                "this LLM is still answering an earlier stream(); read it to its end or close() it "
+                "before the next call."
+            )
+        self.step_stats.clear()
 
     def _submit(self, token_ids: list[int], params: SamplingParams) -> str:
         check_request(token_ids, params, self.engine.limits)
@@ -140,7 +149,7 @@ class LLM:
     ) -> list[Completion]:
         for token_ids, wanted in zip(prompts, params, strict=True):
             check_request(token_ids, wanted, self.engine.limits)
-        self.step_stats.clear()
+        self._begin_run()
         completions: dict[str, Completion] = {}
         queue = list(zip(prompts, params, strict=True))[::-1]
         try:
@@ -179,7 +188,9 @@ def _collect(completion: Completion, output: RequestOutput) -> None:
         choice.finish_reason = output.finish_reason
         choice.stop_reason = output.stop_reason
         choice.spec_stats = output.spec_stats
-    completion.num_cached_tokens = max(completion.num_cached_tokens, output.num_cached_tokens)
+    if output.choice_index == 0:
+        # Later choices share the blocks of the first; that is no hit the caller caused.
+        completion.num_cached_tokens = output.num_cached_tokens
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

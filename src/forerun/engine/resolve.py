@@ -61,7 +61,7 @@ def _resolve_device(name: str) -> torch.device:
         return torch.device(chosen)
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.zeros(1, device=device).item()  # a device without storage, such as meta, fails here
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"--device {name!r} cannot be used: {reason}") from error

@@ -79,6 +79,8 @@ class ModelRunner:
         proposal = self._drafter.propose(requests)
         drafts = []
         for index, request in enumerate(requests):
+            # NOTE: a drafter may be deterministic this time; an earlier q is not this draft's.
+            self._draft_probs.pop(request.request_id, None)
             token_ids = proposal.draft_token_ids[index]
             if proposal.draft_probs is not None:
                 probs = proposal.draft_probs[index, : len(token_ids)]

@@ -39,9 +39,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     kernels = _find_usable(x)
     if kernels is None or weight.dtype != torch.float32 or not weight.is_contiguous():
         return rms_norm_reference(x, weight, eps)
-    num_heads = x.shape[1] if x.dim() == 3 else 1
-    size = x.shape[-1]
-    out = torch.empty(x.shape, dtype=x.dtype)
+    num_rows, *heads, size = x.shape
+    num_heads = heads[0] if heads else 1
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     params = NormParams(
         x=x.data_ptr(),
         weight=weight.data_ptr(),
@@ -49,7 +49,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         x_stride=x.stride(0),
         out_stride=num_heads * size,
         weight_stride=size,
-        num_rows=x.shape[0],
+        num_rows=num_rows,
         num_heads=num_heads,
         size=size,
         dtype=DTYPE_CODES[x.dtype],
@@ -69,8 +69,8 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def rotate_heads(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate (a, b) to (a cos - b sin, b cos + a sin), a and b being the halves of each head.
 
-    `heads` [T, H, D] is used up: the result may be the same memory. `cos` is [T, 1, 1, D / 2], `sin`
-    [T, 1, 2, D / 2] with the rows (-sin, sin).
+    `heads` [T, H, D] is used up: the result may be the same memory. `cos` is [T, 1, 1, D / 2],
+    `sin` [T, 1, 2, D / 2] with the rows (-sin, sin).
     """
     kernels = _find_usable(heads)
     if kernels is None or cos.dtype != heads.dtype or not sin.is_contiguous():
@@ -106,8 +106,9 @@ def gate(gate_up: Tensor, activation: str) -> Tensor:
     kernels = _find_usable(gate_up)
     if kernels is None or not gate_up.is_contiguous():
         return gate_reference(gate_up, activation)
-    num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((num_rows, size), dtype=gate_up.dtype)
+    num_rows, width = gate_up.shape
+    size = width // 2
+    out = gate_up.new_empty(num_rows, size)
     params = GateParams(
         x=gate_up.data_ptr(),
         out=out.data_ptr(),

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from forerun.kernels.ops import gate
 from forerun.layers.linear import Linear, WeightOptions
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": _gelu_tanh}
 
 
 class GatedMLP(nn.Module):
@@ -33,9 +24,8 @@ class GatedMLP(nn.Module):
         self.intermediate_size = intermediate_size
         self.gate_up = Linear(hidden_size, 2 * intermediate_size, options, bias=bias)
         self.down = Linear(intermediate_size, hidden_size, options, bias=bias)
-        self.activate = ACTIVATIONS[activation]
+        self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
         """Map rows [num_tokens, hidden_size] to the same shape."""
-        gate, up = self.gate_up(x).split(self.intermediate_size, dim=-1)
-        return self.down(self.activate(gate).mul_(up))
+        return self.down(gate(self.gate_up(x), self.activation))

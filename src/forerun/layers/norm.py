@@ -7,9 +7,9 @@ Gemma weight w, which means (1 + w), is stored as 1 + w: see models/gemma3.py.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from forerun.kernels.ops import rms_norm
 from forerun.layers.linear import WeightOptions
 
 
@@ -23,7 +23,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise rows [num_tokens, size]."""
-        return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class HeadNorm(nn.Module):
@@ -40,5 +40,4 @@ class HeadNorm(nn.Module):
 
     def forward(self, heads: Tensor) -> Tensor:
         """Normalise [num_tokens, num_heads + num_kv_heads, head_dim] over head_dim."""
-        normed = F.rms_norm(heads.float(), (heads.shape[-1],), None, self.eps)
-        return normed.mul_(self.weight).to(heads.dtype)
+        return rms_norm(heads, self.weight, self.eps)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from forerun.kernels.ops import rotate_heads
+
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
@@ -53,8 +55,5 @@ class Rotary(nn.Module):
 
 
 def apply_rotary(heads: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate [num_tokens, num_heads, head_dim] (any strides); returns a contiguous tensor."""
-    num_tokens, num_heads, head_dim = heads.shape
-    halves = heads.view(num_tokens, num_heads, 2, head_dim // 2)
-    rotated = halves * rotation.cos
-    return rotated.addcmul_(halves.flip(2), rotation.sin).view(num_tokens, num_heads, head_dim)
+    """Rotate [num_tokens, num_heads, head_dim]; `heads` is used up and may be the result."""
+    return rotate_heads(heads, rotation.cos, rotation.sin)

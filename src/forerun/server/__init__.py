@@ -1,1 +1,1 @@
-"""."""
+"""The HTTP side: OpenAI's API over the engine's output streams. No torch."""

@@ -10,6 +10,7 @@ from fastapi import Request, Response
 
 from forerun.core import RequestOutput, TokenLogprobs
 from forerun.engine.admission import check_request
+from forerun.engine.messages import EngineLimits
 from forerun.errors import RequestError
 from forerun.server.context import ServerContext, check_model, get_context
 from forerun.server.errors import parse_body
@@ -33,10 +34,22 @@ async def create_completion(request: Request) -> Response:
     prompts = await asyncio.to_thread(_encode_prompts, context, body)
     for prompt in prompts:
         check_request(prompt, params, context.engine.limits)
+    _check_choices(len(prompts), params.n, context.engine.limits)
     generation = Generation(
         context, request_id=make_request_id("cmpl", request), prompts=prompts, params=params
     )
     return await respond(request, generation, lambda: CompletionShape(generation, body), body)
+
+
+def _check_choices(num_prompts: int, n: int, limits: EngineLimits) -> None:
+    """Refuse what can never be queued as a whole: a 503 would make the client try for ever."""
+    if num_prompts * n > limits.max_waiting_requests:
+        raise RequestError(
+            f"{num_prompts} prompts with n = {n} make {num_prompts * n} choices, but only "
+            f"{limits.max_waiting_requests} may wait at once; send fewer prompts per request, or "
+            "start with a larger --max-waiting-requests.",
+            param="prompt",
+        )
 
 
 def _encode_prompts(context: ServerContext, body: CompletionBody) -> list[list[int]]:

@@ -62,7 +62,9 @@ def install_error_handlers(app: FastAPI) -> None:
     async def on_http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         message = f"{request.method} {request.url.path}: {error.detail}"
-        return error_response(RequestError(message, status=error.status_code))
+        response = error_response(RequestError(message, status=error.status_code))
+        response.headers.update(error.headers or {})  # 405 must say what is allowed
+        return response
 
     async def on_any_error(_: Request, error: Exception) -> JSONResponse:
         return error_response(internal_error(error))

@@ -93,7 +93,12 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`; special tokens written out in it become single ids."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:  # no string, or one with lone surrogates
+            raise RequestError(
+                "the prompt is not text in valid Unicode; send UTF-8.", param="prompt"
+            ) from error
         return ids
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:

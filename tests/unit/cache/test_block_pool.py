@@ -115,3 +115,19 @@ def test_integrity_check_sees_a_leak() -> None:
     pool.allocate(1)
     with pytest.raises(AssertionError, match="reference counts"):
         pool.check_integrity([])
+
+
+def test_keys_do_not_collide_where_pythons_hash_does() -> None:
+    """A hit compares its own block's tokens; the blocks before it are told apart by the parent key
+    alone. Keys were Python's hash(), which is public and can be inverted, so that two prefixes
+    could be made to share K/V. hash(2**61) == hash(1) is the cheapest such pair."""
+    assert hash((ROOT_KEY, (1,))) == hash((ROOT_KEY, (2**61,)))
+    keys = {block_pool.compute_block_key(ROOT_KEY, [token]) for token in (1, 2**61)}
+    assert len(keys) == 2
+    assert max(keys) > 2**64
+
+
+def test_keys_tell_apart_where_a_block_ends() -> None:
+    first = block_pool.compute_block_key(ROOT_KEY, [1])
+    chained = block_pool.compute_block_key(first, [2])
+    assert chained != block_pool.compute_block_key(ROOT_KEY, [1, 2])

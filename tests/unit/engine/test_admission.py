@@ -35,3 +35,13 @@ def test_what_the_pool_could_never_hold_is_refused_with_the_number_needed(params
     with pytest.raises(RequestError, match=f"may need {needed} tokens") as info:
         check_request(prompt, new_request("a", prompt, **params).params, engine.limits)
     assert info.value.code == "kv_cache_too_small"
+
+
+def test_a_prompt_too_large_for_the_pool_blames_the_prompt() -> None:
+    """Without max_tokens the refusal blamed max_tokens, which the client had not sent."""
+    engine, num_kv_tokens = make_small_engine()
+    prompt = [1] * num_kv_tokens
+    params = new_request("a", prompt, max_tokens=None).params
+    with pytest.raises(RequestError, match=f"may need {num_kv_tokens + 1} tokens") as info:
+        check_request(prompt, params, engine.limits, prompt_param="messages")
+    assert info.value.param == "messages"

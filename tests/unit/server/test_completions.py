@@ -138,3 +138,25 @@ async def test_a_stream_with_token_ids_opens_with_those_of_the_prompt() -> None:
         choices = await read_choices(client, {"prompt": [104], "return_token_ids": True})
     assert choices[0]["prompt_token_ids"] == [104]
     assert [t for c in choices for t in c["token_ids"]] == [*b"Hello", 256]
+
+
+async def test_more_choices_than_may_ever_wait_are_a_400_not_a_503() -> None:
+    """Nine prompts where eight may wait answered 503 with Retry-After, each time again."""
+    fake = FakeEngine()
+    async with open_client(fake) as client:
+        for body in ({"prompt": ["a"] * 9}, {"prompt": ["a"] * 3, "n": 3}):
+            response = await client.post(PATH, json=body)
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == "prompt"
+            assert "9 choices" in response.json()["error"]["message"]
+        assert not fake.received
+        assert (await client.post(PATH, json={"prompt": ["a"] * 4, "n": 2})).status_code == 200
+
+
+async def test_numbers_too_large_for_a_float_are_a_400() -> None:
+    """They were a 500: the range check converted them to float."""
+    async with open_client() as client:
+        for name in ("max_tokens", "n", "seed", "top_k", "min_tokens", "logprobs"):
+            response = await client.post(PATH, content=f'{{"prompt": "a", "{name}": {10**400}}}')
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == name

@@ -186,3 +186,11 @@ async def hang_up_after(app, fake: FakeEngine, body: dict, *, num_requests: int)
     }
     await app(scope, receive, send)
     return sent
+
+
+async def test_a_wrong_method_is_told_the_right_one() -> None:
+    async with open_client() as client:
+        response = await client.get("/v1/completions")
+    assert response.status_code == 405
+    assert response.headers["allow"] == "POST"
+    assert response.json()["error"]["message"] == "GET /v1/completions: Method Not Allowed"

@@ -18,7 +18,7 @@ from tokenizers import (
     Tokenizer as Backend,
 )
 
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, RequestError
 from forerun.tokenization import load_tokenizer
 
 VOCAB = {"a": 0, "b": 1, "\u0120": 2, "ab": 3, "<s>": 4, "</s>": 5, "<turn>": 6}
@@ -123,3 +123,12 @@ def test_decoders_that_do_not_join_bytes_are_refused(tmp_path: Path) -> None:
     backend.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ConfigError, match="WordPiece"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["\udcff", "a\ud800", None])
+def test_what_is_no_unicode_text_is_a_request_error(tmp_path: Path, text: Any) -> None:
+    """`forerun generate` with bytes that are no UTF-8 ended in the bindings' TypeError."""
+    tokenizer = load_tokenizer(write_folder(tmp_path, {}))
+    with pytest.raises(RequestError, match="valid Unicode") as caught:
+        tokenizer.encode(text)
+    assert caught.value.param == "prompt"

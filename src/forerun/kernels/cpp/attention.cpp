@@ -15,7 +15,7 @@ struct Workspace {
   float *threads;
 
   explicit Workspace(const AttentionParams &p)
-      : width(round_up(p.head_dim, kLanes)),
+      : width(padded(p.head_dim)),
         num_partials(round_up(p.partial_begin[p.num_chunks] * p.num_heads, kLanes)),
         sums(p.workspace),
         stats(sums + num_partials * width),
@@ -80,16 +80,19 @@ void attend(const AttentionParams &p) {
   const Workspace space(p);
   const int64_t heads = p.num_kv_heads;
   const int64_t group = p.num_heads / p.num_kv_heads;
+  const int64_t num_items = p.num_chunks * heads;
 #pragma omp parallel num_threads(p.num_threads)
   {
     const Scratch scratch(p, space.threads + omp_get_thread_num() * Scratch::floats(p));
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < p.num_reqs * heads; i++) write_request<T>(p, i / heads, i % heads);
 #pragma omp for schedule(dynamic)
-    for (int64_t i = 0; i < p.num_chunks * heads; i++) {
-      const Span span(p, i / heads, i % heads);
+    for (int64_t i = 0; i < num_items; i++) {
+      const int64_t ahead = std::min(i + p.num_threads, num_items - 1);
+      const Span span(p, i / heads, i % heads), following(p, ahead / heads, ahead % heads);
       const int64_t at = space.find(p, i / heads, i % heads);
-      attend_chunk<T>(p, span, scratch, space.sums + at * space.width, space.stats + 2 * at);
+      attend_chunk<T>(p, span, following, scratch, space.sums + at * space.width,
+                      space.stats + 2 * at);
     }
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < p.num_reqs * heads; i++)

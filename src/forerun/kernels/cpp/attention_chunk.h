@@ -7,6 +7,8 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
+#include <utility>
 
 #include "abi.h"
 #include "vec.h"
@@ -16,6 +18,21 @@ namespace forerun {
 // Query vectors and vectors of head_dim that are accumulated in registers at once.
 constexpr int kQueryGroup = kLanes == 16 ? 4 : 2;
 constexpr int kDimGroup = 4;
+
+// Rows of numbers that were read by two vectors of bfloat16 at a time.
+inline int64_t padded(int64_t head_dim) { return round_up(head_dim, 2 * kLanes); }
+
+// Call f(size, m) for queries m .. m + size - 1 at a time; size is a compile-time number.
+template <class F>
+inline void for_groups(int64_t num_queries, F f) {
+  int64_t m = 0;
+  for (; m + kQueryGroup <= num_queries; m += kQueryGroup)
+    f(std::integral_constant<int, kQueryGroup>{}, m);
+  const int64_t rest = num_queries - m;
+  if (rest == 1) f(std::integral_constant<int, 1>{}, m);
+  if (rest == 2) f(std::integral_constant<int, 2>{}, m);
+  if (rest == 3) f(std::integral_constant<int, 3>{}, m);
+}
 
 // Buffers of one thread.
 struct Scratch {
@@ -29,11 +46,11 @@ struct Scratch {
   }
   // One unit per number is enough for either type.
   static int64_t floats(const AttentionParams &p) {
-    const int64_t dim = round_up(p.head_dim, kLanes);
+    const int64_t dim = padded(p.head_dim);
     return dim * kLanes + p.chunk_size * dim + 2 * queries(p) * p.chunk_size;
   }
   Scratch(const AttentionParams &p, float *memory) {
-    const int64_t dim = round_up(p.head_dim, kLanes);
+    const int64_t dim = padded(p.head_dim);
     tile = reinterpret_cast<Units *>(memory);
     packed = reinterpret_cast<uint32_t *>(memory + dim * kLanes);
     scores = memory + dim * kLanes + p.chunk_size * dim;
@@ -62,43 +79,62 @@ struct Span {
   }
 };
 
-// Fill in where the K or V rows of kLanes positions from `position` on lie. Positions outside
-// low .. high may hold anything: they get the row of the nearest one inside.
-template <class T>
-inline void find_rows(const AttentionParams &p, const Span &span, const void *pool,
-                      int64_t position, const T *rows[kLanes]) {
+// Where the K and V rows of kLanes positions lie in their pools.
+struct Rows {
+  int64_t offset[kLanes];
+};
+
+// Positions outside low .. high may hold anything: they get the row of the nearest one inside.
+inline Rows find_rows(const AttentionParams &p, const Span &span, int64_t position) {
   const int64_t *table = p.tables + span.request * p.table_width;
   const int64_t from = std::max(position, span.low);
   const int64_t to = std::min(position + kLanes - 1, span.high);
   int64_t place = from / p.block_size, offset = from % p.block_size;
-  for (int64_t at = from; at <= to; at++) {
-    const int64_t run = table[place] * p.num_kv_heads + span.head;
-    rows[at - position] =
-        static_cast<const T *>(pool) + (run * p.block_size + offset) * p.head_dim;
-    if (++offset == p.block_size) offset = 0, place++;
+  Rows rows;
+  for (int64_t at = from; at <= to;) {
+    const int64_t run = table[place++] * p.num_kv_heads + span.head;
+    const int64_t base = (run * p.block_size + offset - at) * p.head_dim;
+    const int64_t stop = std::min(at + p.block_size - offset, to + 1);
+    for (; at < stop; at++) rows.offset[at - position] = base + at * p.head_dim;
+    offset = 0;
   }
-  for (int64_t i = 0; i < from - position; i++) rows[i] = rows[from - position];
-  for (int64_t i = to - position + 1; i < kLanes; i++) rows[i] = rows[to - position];
+  for (int64_t i = 0; i < from - position; i++) rows.offset[i] = rows.offset[from - position];
+  for (int64_t i = to - position + 1; i < kLanes; i++) rows.offset[i] = rows.offset[to - position];
+  return rows;
+}
+
+// Into the second-level cache: measured half again as fast as into the first, which holds fewer
+// requests in flight. Always inlined: GCC takes a function that only prefetches for one without effects and drops it.
+template <class T>
+[[gnu::always_inline]] inline void prefetch_rows(const void *pool, const Rows &rows,
+                                                 int64_t head_dim) {
+  const int64_t bytes = head_dim * sizeof(T);
+  for (int i = 0; i < kLanes; i++) {
+    const char *row = static_cast<const char *>(pool) + rows.offset[i] * sizeof(T);
+    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
+  }
+}
+
+// tile[u] = unit u of kLanes keys, for units that fill a vector or (Whole false) the rest of a key.
+template <class T, bool Whole>
+inline void transpose_part(const char *keys, const Rows &rows, int64_t bytes, Units *tile) {
+  Units part[kLanes];
+  for (int i = 0; i < kLanes; i++) {
+    const char *from = keys + rows.offset[i] * sizeof(T);
+    part[i] = Whole ? read<Units>(from) : read_part<Units>(from, bytes);
+  }
+  transpose(part);
+  for (int i = 0; i < kLanes; i++) tile[i] = part[i];
 }
 
 template <class T>
-inline void prefetch_rows(const T *const rows[kLanes], int64_t head_dim) {
-  const int64_t bytes = head_dim * sizeof(T);
-  for (int i = 0; i < kLanes; i++)
-    for (int64_t byte = 0; byte < bytes; byte += 64)
-      __builtin_prefetch(reinterpret_cast<const char *>(rows[i]) + byte);
-}
-
-// tile[u] = unit u of kLanes keys.
-template <class T>
-inline void transpose_keys(const T *const rows[kLanes], int64_t head_dim, Units *tile) {
-  const int64_t bytes = head_dim * sizeof(T);
-  for (int64_t byte = 0; byte < bytes; byte += sizeof(Units)) {
-    Units *part = tile + byte / 4;
-    for (int i = 0; i < kLanes; i++)
-      part[i] = read_part<Units>(reinterpret_cast<const char *>(rows[i]) + byte, bytes - byte);
-    transpose(part);
-  }
+inline void transpose_keys(const AttentionParams &p, const Rows &rows, Units *tile) {
+  const char *keys = static_cast<const char *>(p.keys);
+  int64_t left = p.head_dim * sizeof(T);
+  constexpr int64_t size = sizeof(Units);
+  for (; left >= size; left -= size, keys += size, tile += kLanes)
+    transpose_part<T, true>(keys, rows, size, tile);
+  if (left > 0) transpose_part<T, false>(keys, rows, left, tile);
 }
 
 template <class T>
@@ -156,44 +192,47 @@ inline void score_queries(const AttentionParams &p, const Span &span, int64_t m,
           mask_scores(p, span, m + n, position, scores[n]));
 }
 
-// Compute scores of all queries, and pack the values: unit k of `packed` holds, per dimension, the
-// kPerUnit<T> values that share one multiplication.
+// Pack the values of one tile: unit k of `packed` holds, per dimension, the kPerUnit<T> values that
+// share one multiplication.
 template <class T>
-inline void pack_values(const T *const rows[kLanes], int64_t head_dim, uint32_t *packed) {
-  const int64_t width = round_up(head_dim, kLanes);
-  for (int k = 0; k < kLanes; k += kPerUnit<T>)
-    for (int64_t d = 0; d < head_dim; d += kLanes) {
-      Units units;
-      if constexpr (kPerUnit<T> == 1) {
-        units = read_part<Units>(rows[k] + d, (head_dim - d) * 4);
-      } else {
-        const auto low = read_part<Halves>(rows[k] + d, (head_dim - d) * 2);
-        const auto high = read_part<Halves>(rows[k + 1] + d, (head_dim - d) * 2);
-        units = __builtin_convertvector(low, Units) | __builtin_convertvector(high, Units) << 16;
-      }
-      write(packed + k / kPerUnit<T> * width + d, units);
+inline void pack_values(const AttentionParams &p, const Rows &rows, uint32_t *packed);
+
+template <>
+inline void pack_values<float>(const AttentionParams &p, const Rows &rows, uint32_t *packed) {
+  const float *values = static_cast<const float *>(p.values);
+  for (int k = 0; k < kLanes; k++, packed += padded(p.head_dim))
+    std::memcpy(packed, values + rows.offset[k], p.head_dim * sizeof(float));
+}
+
+template <>
+inline void pack_values<bf16>(const AttentionParams &p, const Rows &rows, uint32_t *packed) {
+  const bf16 *values = static_cast<const bf16 *>(p.values);
+  for (int k = 0; k < kLanes; k += 2, packed += padded(p.head_dim))
+    for (int64_t d = 0; d < p.head_dim; d += 2 * kLanes) {
+      const int64_t bytes = (p.head_dim - d) * 2;
+      interleave(read_part<WideHalves>(values + rows.offset[k] + d, bytes),
+                 read_part<WideHalves>(values + rows.offset[k + 1] + d, bytes), packed + d);
     }
 }
 
+// `following` is what this thread will probably compute next.
 template <class T>
-inline void score_chunk(const AttentionParams &p, const Span &span, const Scratch &scratch) {
-  const T *keys[kLanes], *values[kLanes], *next[kLanes];
-  const int64_t width = round_up(p.head_dim, kLanes);
+inline void score_chunk(const AttentionParams &p, const Span &span, const Span &following,
+                        const Scratch &scratch) {
+  Rows rows = find_rows(p, span, span.begin);
   for (int64_t position = span.begin; position < span.end; position += kLanes) {
-    find_rows(p, span, p.keys, position, keys);
-    find_rows(p, span, p.values, position, values);
-    prefetch_rows(values, p.head_dim);
-    if (position + kLanes < span.end) {
-      find_rows(p, span, p.keys, position + kLanes, next);
-      prefetch_rows(next, p.head_dim);
-    }
-    transpose_keys(keys, p.head_dim, scratch.tile);
-    int64_t m = 0;
-    for (; m + kQueryGroup <= span.num_queries; m += kQueryGroup)
-      score_queries<T, kQueryGroup>(p, span, m, position, scratch);
-    for (; m < span.num_queries; m++) score_queries<T, 1>(p, span, m, position, scratch);
+    // The next tile travels from memory while this one is computed.
+    const Rows next = position + kLanes < span.end ? find_rows(p, span, position + kLanes)
+                                                   : find_rows(p, following, following.begin);
+    prefetch_rows<T>(p.keys, next, p.head_dim);
+    prefetch_rows<T>(p.values, next, p.head_dim);
+    transpose_keys<T>(p, rows, scratch.tile);
+    for_groups(span.num_queries, [&](auto size, int64_t m) {
+      score_queries<T, size()>(p, span, m, position, scratch);
+    });
     const int64_t unit = (position - span.begin) / kPerUnit<T>;
-    pack_values(values, p.head_dim, scratch.packed + unit * width);
+    pack_values<T>(p, rows, scratch.packed + unit * padded(p.head_dim));
+    rows = next;
   }
 }
 
@@ -234,7 +273,7 @@ inline void sum_values(const T *probs, const uint32_t *packed, int64_t num_units
 template <class T, int N>
 inline void sum_queries(const AttentionParams &p, const Span &span, const Scratch &scratch,
                         int64_t m, float *result) {
-  const int64_t width = round_up(p.head_dim, kLanes);
+  const int64_t width = padded(p.head_dim);
   const int64_t num_units = (span.end - span.begin) / kPerUnit<T>;
   const T *probs = static_cast<const T *>(scratch.probs) + m * p.chunk_size;
   int64_t d = 0;
@@ -247,10 +286,10 @@ inline void sum_queries(const AttentionParams &p, const Span &span, const Scratc
 
 // Compute one chunk: `sums` [queries, padded head_dim] and `stats` [queries, 2] (max, sum).
 template <class T>
-inline void attend_chunk(const AttentionParams &p, const Span &span, const Scratch &scratch,
-                         float *sums, float *stats) {
-  const int64_t width = round_up(p.head_dim, kLanes);
-  score_chunk<T>(p, span, scratch);
+inline void attend_chunk(const AttentionParams &p, const Span &span, const Span &following,
+                         const Scratch &scratch, float *sums, float *stats) {
+  const int64_t width = padded(p.head_dim);
+  score_chunk<T>(p, span, following, scratch);
   for (int64_t m = 0; m < span.num_queries; m++) {
     T *probs = static_cast<T *>(scratch.probs) + m * p.chunk_size;
     const auto [top, sum] =
@@ -258,10 +297,9 @@ inline void attend_chunk(const AttentionParams &p, const Span &span, const Scrat
     stats[2 * m] = top;
     stats[2 * m + 1] = sum;
   }
-  int64_t m = 0;
-  for (; m + kQueryGroup <= span.num_queries; m += kQueryGroup)
-    sum_queries<T, kQueryGroup>(p, span, scratch, m, sums + m * width);
-  for (; m < span.num_queries; m++) sum_queries<T, 1>(p, span, scratch, m, sums + m * width);
+  for_groups(span.num_queries, [&](auto size, int64_t m) {
+    sum_queries<T, size()>(p, span, scratch, m, sums + m * width);
+  });
 }
 
 }  // namespace forerun
