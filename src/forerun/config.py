@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from forerun.errors import ConfigError, describe_unknown_key
 
@@ -161,21 +162,30 @@ class EngineConfig:
             if name not in owners:
                 allowed = [*owners, "speculative_config"]
                 raise ConfigError(describe_unknown_key(name, allowed, kind="option"))
+            _check_type(name, value, get_type_hints(parts[owners[name]])[name])
             grouped[owners[name]][name] = value
         built = {part: kind(**grouped[part]) for part, kind in parts.items()}
         return cls(speculative=speculative, **built)
 
 
-def _parse_speculative(
-    given: SpeculativeConfig | Mapping[str, Any] | str | None,
-) -> SpeculativeConfig:
+def _check_type(name: str, value: object, allowed: Any) -> None:
+    """Raise ConfigError unless `value` is what the option's annotation says; bools are no ints."""
+    kinds = get_args(allowed) or (allowed,)
+    if type(value) not in kinds and not (type(value) is int and float in kinds):
+        names = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
+        raise ConfigError(f"{name} must be {names}, got {value!r}.")
+
+
+def _parse_speculative(given: object) -> SpeculativeConfig:
     if given is None:
         return SpeculativeConfig()
     if isinstance(given, SpeculativeConfig):
         return given
     if isinstance(given, str):
         return SpeculativeConfig.from_json(given)
-    return SpeculativeConfig.from_dict(given)
+    if isinstance(given, Mapping):
+        return SpeculativeConfig.from_dict(given)
+    raise ConfigError(f"speculative_config must be a mapping or a JSON object, got {given!r}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

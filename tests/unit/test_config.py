@@ -75,3 +75,20 @@ def test_an_empty_api_key_is_refused(key: str) -> None:
     """An unset variable in --api-key "$KEY" gave a server that any empty bearer token opened."""
     with pytest.raises(ConfigError, match="--api-key"):
         ServerConfig(api_key=key)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kv_cache_memory": 2**30},
+        {"max_num_seqs": "8"},
+        {"max_num_seqs": 2.5},
+        {"max_num_seqs": True},
+        {"enable_prefix_caching": "no"},
+        {"model": None},
+        {"speculative_config": 5},
+    ],
+)
+def test_options_of_the_wrong_type_are_refused_by_name(options: dict) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(options))} must be .*got"):
+        EngineConfig.from_options(**options)

@@ -34,8 +34,8 @@ def build_app(context: ServerContext) -> FastAPI:
 
 def _build_open_router() -> APIRouter:
     router = APIRouter()
-    router.add_api_route("/health", _get_health)
-    router.add_api_route("/ready", _get_ready)
+    router.add_api_route("/health", _get_health, methods=["GET", "HEAD"])
+    router.add_api_route("/ready", _get_ready, methods=["GET", "HEAD"])
     router.add_api_route("/metrics", _get_metrics)
     return router
 
