@@ -44,6 +44,7 @@ def build_engine(
     drafter = build_drafter(config.speculative)
     layers = [*spec.build_kv_layers(), *drafter.capabilities.kv_layers]
     resolved = resolve(config, spec, layers)
+    backend = build_attention_backend(resolved.attention_backend)
     keep_freed_memory()
     tokenizer = load_tokenizer(path)
     model = load_model(path, dtype=resolved.dtype, device=resolved.device, progress=progress)
@@ -59,7 +60,7 @@ def build_engine(
         drafter=drafter,
         verifier=Verifier(config.speculative.rejection_sample_method),
         kv_store=kv_store,
-        backend=build_attention_backend(resolved.attention_backend),
+        backend=backend,
         device=resolved.device,
     )
     engine = assemble_engine(

@@ -63,15 +63,18 @@ void combine_query(const AttentionParams &p, const Workspace &space, int64_t req
   const int64_t group = p.num_heads / p.num_kv_heads;
   const int64_t row = (p.starts[request] + m / group) * p.num_heads + head * group + m % group;
   T *output = static_cast<T *>(p.output) + row * p.head_dim;
-  for (int64_t d = 0; d < p.head_dim; d += kLanes) {
-    Floats sum{}, total{};
+  for (int64_t d = 0; d < p.head_dim; d += kDimGroup * kLanes) {
+    const int64_t vectors = std::min<int64_t>(kDimGroup, (space.width - d) / kLanes);
+    Floats sum[kDimGroup] = {}, total{};
     for (int64_t c = begin; c < end; c++) {
       const int64_t partial = space.find(p, c, head) + m;
       const Floats scale = exp(splat(space.stats[2 * partial] - top));
-      sum += scale * load(space.sums + partial * space.width + d);
       total += scale * space.stats[2 * partial + 1];
+      for (int64_t v = 0; v < vectors; v++)
+        sum[v] += scale * load(space.sums + partial * space.width + d + v * kLanes);
     }
-    store(output + d, sum / total, p.head_dim - d);
+    for (int64_t v = 0; v < vectors && d + v * kLanes < p.head_dim; v++)
+      store(output + d + v * kLanes, sum[v] / total, p.head_dim - d - v * kLanes);
   }
 }
 
