@@ -84,9 +84,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=None, help="model to load (default: the bundled one)")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--kv-block-size", type=int, default=None)
     parser.add_argument("--repeats", type=int, default=40)
     args = parser.parse_args()
-    options = {"model": args.model} if args.model else {}
+    given = {"model": args.model, "kv_block_size": args.kv_block_size}
+    options = {name: value for name, value in given.items() if value is not None}
     llm = LLM(**options, dtype=args.dtype, speculative_config={"method": "none"})
     rows = []
     for num_reqs, context, bound in ((1, 256, 1.6), (32, 256, 1.5)):

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from forerun.cache.huge_pages import advise_huge_pages
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVLayerShape:
@@ -41,9 +43,22 @@ class KVStore:
         self.values: list[Tensor] = []
         for layer in layers:
             shape = (num_blocks, layer.num_kv_heads, kv_block_size, layer.head_dim)
-            # NOTE: zeros, not empty: a padded read must never see NaN (0 * NaN is NaN).
-            self.keys.append(torch.zeros(shape, dtype=dtype, device=device))
-            self.values.append(torch.zeros(shape, dtype=dtype, device=device))
+            self.keys.append(_allocate(shape, dtype, device))
+            self.values.append(_allocate(shape, dtype, device))
+
+
+def _allocate(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
+) -> Tensor:
+    """Return zeroed memory that is resident from the start, on huge pages where the system can.
+
+    NOTE: zeros, not empty: a padded read must never see NaN (0 * NaN is NaN). Huge pages, because
+    attention reads short runs all over the pool and would miss the TLB at every one.
+    """
+    pool = torch.empty(shape, dtype=dtype, device=device)
+    if pool.is_cpu:
+        advise_huge_pages(pool.data_ptr(), pool.numel() * pool.itemsize)
+    return pool.zero_()
 
 
 def compute_block_bytes(
