@@ -47,9 +47,7 @@ class KVStore:
             self.values.append(_allocate(shape, dtype, device))
 
 
-def _allocate(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
-) -> Tensor:
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """Return zeroed memory that is resident from the start, on huge pages where the system can.
 
     NOTE: zeros, not empty: a padded read must never see NaN (0 * NaN is NaN). Huge pages, because

@@ -11,7 +11,7 @@ from ctypes import c_double, c_int64, c_void_p
 
 import torch
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 ACTIVATION_CODES = {"silu": 0, "gelu_tanh": 1}
 
@@ -36,11 +36,12 @@ class AttentionParams(ctypes.Structure):
 
 
 class NormParams(ctypes.Structure):
-    """RMS norm over [num_rows, num_heads, size]."""
+    """RMS norm over [num_rows, num_heads, size]; `update`, if any, is added to x in place first."""
 
     _fields_ = [
-        *_fields(c_void_p, "x weight out"),
-        *_fields(c_int64, "x_stride out_stride weight_stride num_rows num_heads size"),
+        *_fields(c_void_p, "x update weight out"),
+        *_fields(c_int64, "x_stride update_stride out_stride weight_stride"),
+        *_fields(c_int64, "num_rows num_heads size"),
         *_fields(c_int64, "dtype num_threads"),
         ("eps", c_double),
     ]

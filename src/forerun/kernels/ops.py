@@ -31,22 +31,27 @@ def _gelu_tanh(x: Tensor) -> Tensor:
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": _gelu_tanh}
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, update: Tensor | None = None) -> Tensor:
     """Return x / sqrt(mean(x^2) + eps) * weight over the last dimension, rounded once.
 
     `x` is [T, D] with weight [D], or [T, H, D] with one weight row per head; weights are float32.
+    `update`, of the shape of x, is first added to x in place.
     """
     kernels = _find_usable(x)
-    if kernels is None or weight.dtype != torch.float32 or not weight.is_contiguous():
-        return rms_norm_reference(x, weight, eps)
+    readable = update is None or (update.stride() == x.stride() and update.dtype == x.dtype)
+    usable = weight.dtype == torch.float32 and weight.is_contiguous()
+    if kernels is None or not readable or not usable:
+        return rms_norm_reference(x, weight, eps, update)
     num_rows, *heads, size = x.shape
     num_heads = heads[0] if heads else 1
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     params = NormParams(
         x=x.data_ptr(),
+        update=None if update is None else update.data_ptr(),
         weight=weight.data_ptr(),
         out=out.data_ptr(),
         x_stride=x.stride(0),
+        update_stride=x.stride(0),
         out_stride=num_heads * size,
         weight_stride=size,
         num_rows=num_rows,
@@ -60,8 +65,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm_reference(
+    x: Tensor, weight: Tensor, eps: float, update: Tensor | None = None
+) -> Tensor:
     """Compute rms_norm in PyTorch."""
+    if update is not None:
+        x.add_(update)
     normed = F.rms_norm(x.float(), x.shape[-1:], None, eps)
     return (normed * weight).to(x.dtype)
 

@@ -6,15 +6,15 @@ the merged projection, so norm and rotation treat them as one tensor of Hq + Hkv
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from forerun.attention.base import AttentionContext, AttentionLayer
-from forerun.layers.linear import Linear, WeightOptions
+from forerun.layers.linear import Block, Linear, WeightOptions
 from forerun.layers.norm import HeadNorm
 from forerun.layers.rotary import Rotation, apply_rotary
 
 
-class Attention(nn.Module):
+class Attention(Block):
     """One attention block; `layer` says what the backend must know about it."""
 
     def __init__(

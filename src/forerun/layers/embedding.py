@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from forerun.layers.linear import WeightOptions
+from forerun.layers.linear import Block, WeightOptions
 
 
-class Embedding(nn.Module):
+class Embedding(Block):
     """Rows of the embedding table, optionally scaled (Gemma)."""
 
     def __init__(
@@ -26,7 +26,7 @@ class Embedding(nn.Module):
         return rows if self.scale is None else rows.mul_(self.scale)
 
 
-class Head(nn.Module):
+class Head(Block):
     """Logits of final-normed rows."""
 
     def __init__(self, weight: nn.Parameter, *, softcap: float | None) -> None:

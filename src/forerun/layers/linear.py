@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody uses)
@@ -27,7 +28,19 @@ class WeightOptions:
         return nn.Parameter(data, requires_grad=False)
 
 
-class Linear(nn.Module):
+class Block(nn.Module):
+    """A module without hooks: calling it is calling `forward`.
+
+    A step makes hundreds of calls whose work takes microseconds; nn.Module's dispatch would be a
+    noticeable part of it.
+    """
+
+    def __call__(self, *args: Any) -> Any:
+        """Run forward."""
+        return self.forward(*args)
+
+
+class Linear(Block):
     """y = x W^T + b over 2-D rows."""
 
     def __init__(

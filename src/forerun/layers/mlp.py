@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from forerun.kernels.ops import gate
-from forerun.layers.linear import Linear, WeightOptions
+from forerun.layers.linear import Block, Linear, WeightOptions
 
 
-class GatedMLP(nn.Module):
+class GatedMLP(Block):
     """The feed-forward block of every supported family."""
 
     def __init__(

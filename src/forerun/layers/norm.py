@@ -7,13 +7,13 @@ Gemma weight w, which means (1 + w), is stored as 1 + w: see models/gemma3.py.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from forerun.kernels.ops import rms_norm
-from forerun.layers.linear import WeightOptions
+from forerun.layers.linear import Block, WeightOptions
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Block):
     """Norm of hidden states."""
 
     def __init__(self, size: int, eps: float, options: WeightOptions) -> None:
@@ -21,12 +21,12 @@ class RMSNorm(nn.Module):
         self.weight = options.empty(size, dtype=torch.float32)
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise rows [num_tokens, size]."""
-        return rms_norm(x, self.weight, self.eps)
+    def forward(self, x: Tensor, update: Tensor | None = None) -> Tensor:
+        """Normalise rows [num_tokens, size], after adding `update` to them in place."""
+        return rms_norm(x, self.weight, self.eps, update)
 
 
-class HeadNorm(nn.Module):
+class HeadNorm(Block):
     """Norm of every query and key head at once; query heads share one weight, key heads another."""
 
     def __init__(

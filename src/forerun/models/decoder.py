@@ -19,7 +19,7 @@ from forerun.errors import ConfigError
 from forerun.gguf_file import GGUFFile
 from forerun.layers.attention import Attention
 from forerun.layers.embedding import Embedding, Head
-from forerun.layers.linear import WeightOptions
+from forerun.layers.linear import Block, WeightOptions
 from forerun.layers.mlp import GatedMLP
 from forerun.layers.norm import RMSNorm
 from forerun.layers.rotary import Rotary, Rotation
@@ -46,7 +46,7 @@ class WeightSlot:
         return cls(destination, tuple(destination.shape))
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Block):
     """Attention and MLP around the residual stream, with or without norms on their outputs."""
 
     def __init__(self, spec: ModelSpec, index: int, options: WeightOptions) -> None:
@@ -81,16 +81,22 @@ class DecoderLayer(nn.Module):
             self.post_attention_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, options)
             self.post_mlp_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, options)
 
-    def forward(self, residual: Tensor, rotation: Rotation, attention: AttentionContext) -> None:
-        """Add this layer's contribution to the residual stream [num_tokens, hidden_size]."""
-        hidden = self.attention(self.input_norm(residual), rotation, attention)
+    def forward(
+        self,
+        residual: Tensor,
+        update: Tensor | None,
+        rotation: Rotation,
+        attention: AttentionContext,
+    ) -> Tensor:
+        """Add the layer before's update to the residual stream and return this layer's.
+
+        Both are [num_tokens, hidden_size]. A norm adds the update it is about to read: one pass.
+        """
+        hidden = self.attention(self.input_norm(residual, update), rotation, attention)
         if self.post_attention_norm is not None:
             hidden = self.post_attention_norm(hidden)
-        residual.add_(hidden)
-        hidden = self.mlp(self.mlp_norm(residual))
-        if self.post_mlp_norm is not None:
-            hidden = self.post_mlp_norm(hidden)
-        residual.add_(hidden)
+        hidden = self.mlp(self.mlp_norm(residual, hidden))
+        return hidden if self.post_mlp_norm is None else self.post_mlp_norm(hidden)
 
     def slots(self) -> Iterator[tuple[str, WeightSlot]]:
         """Yield (local name, slot) of every stored tensor of this layer."""
@@ -182,11 +188,16 @@ class DecoderModel(nn.Module):
         taps = None
         if target_layer_ids:
             taps = residual.new_empty(len(residual), len(target_layer_ids), residual.shape[1])
+        update = None
         for index, layer in enumerate(self.layers):
-            if taps is not None:
-                self._tap(taps, residual, target_layer_ids, index - 1)
-            layer(residual, rotations[self.rope_index[index]], attention)
-        return ModelOutput(self.norm(residual), taps)
+            columns = [c for c, layer_id in enumerate(target_layer_ids) if layer_id == index - 1]
+            if taps is not None and columns:
+                if update is not None:
+                    residual.add_(update)
+                    update = None
+                taps[:, columns] = residual[:, None]
+            update = layer(residual, update, rotations[self.rope_index[index]], attention)
+        return ModelOutput(self.norm(residual, update), taps)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Return float32 logits [num_rows, vocab_size] of final-normed rows."""
@@ -226,9 +237,3 @@ class DecoderModel(nn.Module):
                     f"target_layer_ids holds {layer_id}; this model has taps -1 (embeddings) to "
                     f"{last} (the last layer cannot be tapped)."
                 )
-
-    @staticmethod
-    def _tap(taps: Tensor, residual: Tensor, target_layer_ids: Sequence[int], index: int) -> None:
-        for column, layer_id in enumerate(target_layer_ids):
-            if layer_id == index:
-                taps[:, column] = residual

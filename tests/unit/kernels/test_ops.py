@@ -58,6 +58,20 @@ def test_rms_norm_of_rows(
 
 @relaxed
 @given(**shapes)
+def test_rms_norm_adds_an_update_in_place_first(
+    num_rows: int, num_heads: int, size: int, dtype: torch.dtype, seed: int
+) -> None:
+    shape = (num_rows, num_heads * size)
+    x, update = draw(shape, dtype, seed), draw(shape, dtype, seed + 1)
+    weight, other = draw(shape[1:], torch.float32), x.clone()
+    result = ops.rms_norm(x, weight, 1e-5, update)
+    assert_close(result, ops.rms_norm_reference(other, weight, 1e-5, update))
+    assert torch.equal(x, other)
+    assert not torch.equal(x, draw(shape, dtype, seed))
+
+
+@relaxed
+@given(**shapes)
 def test_rms_norm_of_heads_inside_a_wider_row(
     num_rows: int, num_heads: int, size: int, dtype: torch.dtype, seed: int
 ) -> None:

@@ -7,7 +7,7 @@
 
 namespace forerun {
 
-constexpr int64_t kAbiVersion = 1;
+constexpr int64_t kAbiVersion = 2;
 
 // Values of the `dtype` arguments.
 constexpr int64_t kFloat32 = 0;

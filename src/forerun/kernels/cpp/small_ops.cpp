@@ -16,14 +16,31 @@ int choose_threads(int64_t numbers, int64_t num_threads) {
   return static_cast<int>(useful < 1 ? 1 : useful < num_threads ? useful : num_threads);
 }
 
+// What the composition of two operations would do between them: round to the model's type.
 template <class T>
-void norm_row(const T *x, const float *weight, T *out, int64_t size, float eps) {
+inline Floats round_to(Floats x) {
+  if constexpr (kPerUnit<T> == 1) return x;
+  return widen(narrow(x));
+}
+
+// Load numbers d onwards of a row, after adding the update to it in place if there is one.
+template <class T>
+inline Floats add_and_load(T *x, const T *update, int64_t d, int64_t size) {
+  Floats sum = load(x + d, size - d);
+  if (update == nullptr) return sum;
+  sum = round_to<T>(sum + load(update + d, size - d));
+  store(x + d, sum, size - d);
+  return sum;
+}
+
+template <class T>
+void norm_row(T *x, const T *update, const float *weight, T *out, int64_t size, float eps) {
   Floats even{}, odd{};
   for (int64_t d = 0; d < size; d += 2 * kLanes) {
-    const Floats a = load(x + d, size - d);
+    const Floats a = add_and_load(x, update, d, size);
     even += a * a;
     if (d + kLanes >= size) break;
-    const Floats b = load(x + d + kLanes, size - d - kLanes);
+    const Floats b = add_and_load(x, update, d + kLanes, size);
     odd += b * b;
   }
   const float mean = sum_lanes(even + odd) / static_cast<float>(size);
@@ -53,13 +70,6 @@ inline Floats gelu_tanh(Floats x) {
   return x / (1.0f + exp(-2.0f * u));
 }
 
-// Like the composition of two operations, the activation is rounded before it is multiplied.
-template <class T>
-inline Floats round_to(Floats x) {
-  if constexpr (kPerUnit<T> == 1) return x;
-  return widen(narrow(x));
-}
-
 template <class T, class Activation>
 void gate_row(const T *gate, T *out, int64_t size, Activation activation) {
   for (int64_t d = 0; d < size; d += kLanes) {
@@ -72,11 +82,13 @@ void gate_row(const T *gate, T *out, int64_t size, Activation activation) {
 
 // Buffers of [num_rows, num_heads, size]; rows are row strides apart, heads are dense. The weight
 // of head h starts at h * weight_stride: 0 shares one weight.
+// `update`, if not null, is added to x in place first.
 struct NormParams {
-  const void *x;
+  void *x;
+  const void *update;
   const float *weight;
   void *out;
-  int64_t x_stride, out_stride, weight_stride;
+  int64_t x_stride, update_stride, out_stride, weight_stride;
   int64_t num_rows, num_heads, size;
   int64_t dtype, num_threads;
   double eps;
@@ -107,7 +119,9 @@ void norm(const NormParams &p) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (int64_t i = 0; i < total; i++) {
     const int64_t row = i / p.num_heads, head = i % p.num_heads;
-    norm_row(static_cast<const T *>(p.x) + row * p.x_stride + head * p.size,
+    const T *update = static_cast<const T *>(p.update);
+    if (update != nullptr) update += row * p.update_stride + head * p.size;
+    norm_row(static_cast<T *>(p.x) + row * p.x_stride + head * p.size, update,
              p.weight + head * p.weight_stride,
              static_cast<T *>(p.out) + row * p.out_stride + head * p.size, p.size,
              static_cast<float>(p.eps));
