@@ -1,8 +1,9 @@
-"""What a decode step costs over its own F.linear calls, and how much of it is host time.
+"""What a decode step costs over its F.linear calls alone, and how much of it is host time.
 
-For each case the engine decodes with one row per request; between steps the very F.linear calls
-that a step makes are replayed on their own (same weights, same shapes), so both numbers come from
-the same moment of the same machine. Reports the median ratio and the spread; the last line is JSON.
+For each case the engine decodes with one row per request; between steps F.linear is run on its own
+over plain copies of every linear layer's shape and the head's, so both numbers come from the same
+moment of the same machine. (The engine itself may hold weights prepacked.) Reports the median
+ratio and the spread; the last line is JSON.
 
     python benchmarks/step_cost.py                 # 1 and 32 requests at context 256, bf16
     python benchmarks/step_cost.py --repeats 3     # quick look
@@ -17,28 +18,26 @@ import time
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from forerun import LLM, SamplingParams
 from forerun.engine.messages import NewRequest
+from forerun.layers.linear import Linear
 
 
-class LinearRecorder(TorchFunctionMode):
-    """Records the shapes of inputs and the weights of every F.linear call inside it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.nn.functional.linear:
-            self.calls.append((torch.empty_like(args[0]).normal_(), args[1]))
-        return func(*args, **(kwargs or {}))
+def copy_linears(llm: LLM, num_rows: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return (rows, weight) of every linear layer and the head, as F.linear wants them."""
+    model = llm.engine._runner._model
+    shapes = [(m.in_features, m.out_features) for m in model.modules() if isinstance(m, Linear)]
+    shapes.append(model.head.weight.shape[::-1])
+    return [
+        (torch.randn(num_rows, in_features).bfloat16(), torch.randn(out, in_features).bfloat16())
+        for in_features, out in shapes
+    ]
 
 
 @torch.inference_mode()
 def replay_linears(calls: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """Return the seconds all recorded calls take, back to back."""
+    """Return the seconds F.linear takes for all of them, back to back."""
     started_s = time.perf_counter()
     for rows, weight in calls:
         torch.nn.functional.linear(rows, weight)
@@ -55,15 +54,15 @@ def measure(llm: LLM, *, num_reqs: int, context: int, repeats: int) -> dict[str,
     scheduler = llm.engine.scheduler
     while scheduler.waiting or any(request.gap > 1 for request in scheduler.running):
         llm.engine.step()
-    with LinearRecorder() as recorder:
-        llm.engine.step()
+    calls = copy_linears(llm, num_reqs)
+    replay_linears(calls)
     steps, hosts, linears = [], [], []
     for _ in range(repeats):
         stats = llm.engine.step().stats
         assert stats.num_rows == num_reqs, f"{stats.num_rows} rows in a step of {num_reqs}"
         steps.append(stats.step_s * 1e3)
         hosts.append(stats.host_s * 1e3)
-        linears.append(replay_linears(recorder.calls) * 1e3)
+        linears.append(replay_linears(calls) * 1e3)
     llm.engine.abort_all()
     while llm.engine.has_work:
         llm.engine.step()
@@ -83,13 +82,12 @@ def main() -> None:
     """Run the cases and print one line each, JSON last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=None, help="model to load (default: the bundled one)")
-    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--kv-block-size", type=int, default=None)
     parser.add_argument("--repeats", type=int, default=40)
     args = parser.parse_args()
     given = {"model": args.model, "kv_block_size": args.kv_block_size}
     options = {name: value for name, value in given.items() if value is not None}
-    llm = LLM(**options, dtype=args.dtype, speculative_config={"method": "none"})
+    llm = LLM(**options, dtype="bfloat16", speculative_config={"method": "none"})
     rows = []
     for num_reqs, context, bound in ((1, 256, 1.6), (32, 256, 1.5)):
         row = measure(llm, num_reqs=num_reqs, context=context, repeats=args.repeats)

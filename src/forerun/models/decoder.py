@@ -19,7 +19,7 @@ from forerun.errors import ConfigError
 from forerun.gguf_file import GGUFFile
 from forerun.layers.attention import Attention
 from forerun.layers.embedding import Embedding, Head
-from forerun.layers.linear import Block, WeightOptions
+from forerun.layers.linear import Block, Linear, WeightOptions
 from forerun.layers.mlp import GatedMLP
 from forerun.layers.norm import RMSNorm
 from forerun.layers.rotary import Rotary, Rotation
@@ -105,7 +105,7 @@ class DecoderLayer(Block):
         kv_size = layer.num_kv_heads * layer.head_dim
         q, k, v = attention.qkv.split([layer.num_heads * layer.head_dim, kv_size, kv_size])
         gate, up = mlp.gate_up.split([mlp.intermediate_size] * 2)
-        (o,), (down,) = (part.split([part.weight.shape[0]]) for part in (attention.o, mlp.down))
+        (o,), (down,) = (part.split([part.out_features]) for part in (attention.o, mlp.down))
         parts = {"q": q, "k": k, "v": v, "o": o, "gate": gate, "up": up, "down": down}
         for name, tensors in parts.items():
             for kind, tensor in tensors.items():
@@ -198,6 +198,12 @@ class DecoderModel(nn.Module):
                 taps[:, columns] = residual[:, None]
             update = layer(residual, update, rotations[self.rope_index[index]], attention)
         return ModelOutput(self.norm(residual, update), taps)
+
+    def prepack(self) -> None:
+        """Let linear layers hold their weights as the device computes fastest; once loaded."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.prepack()
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Return float32 logits [num_rows, vocab_size] of final-normed rows."""

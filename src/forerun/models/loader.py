@@ -55,6 +55,7 @@ def load_model(
         files = _find_weight_files(path)
         model = family(spec, dtype, device)
         _load_hf(model, path, files, progress)
+    model.prepack()
     return model.eval()
 
 
@@ -69,6 +70,7 @@ def random_model(
             slot.destination.uniform_(0.5, 1.5, generator=generator)
         else:
             slot.destination.normal_(0.0, slot.shape[-1] ** -0.5, generator=generator)
+    model.prepack()
     return model.eval()
 
 
