@@ -8,7 +8,7 @@ K/V only as extra layers of the shared pool, so prefix hits and preemption resto
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from forerun.plan import DraftRequest
@@ -50,7 +50,6 @@ class DraftProposal:
     draft_token_ids: list[list[int]]
     draft_probs: Tensor | None = None  # [num_reqs, k, vocab_size]
     confidence: list[list[float]] | None = None
-    extra: dict[str, float] = field(default_factory=dict)
 
 
 class Drafter(Protocol):

@@ -24,7 +24,7 @@ class NewRequest:
 
 @dataclass(slots=True, kw_only=True)
 class ClientMessage:
-    """Everything the client has to say at once; `call` asks for a one-off answer."""
+    """Everything the client has to say at once."""
 
     new_requests: list[NewRequest] = field(default_factory=list)
     aborted_ids: list[str] = field(default_factory=list)
