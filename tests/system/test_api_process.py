@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -38,6 +39,18 @@ def test_a_killed_engine_ends_the_conversation_and_names_the_signal() -> None:
     with pytest.raises(EOFError):
         receive_all(transport)
     assert transport.describe_exit() == "the engine process was killed by SIGKILL"
+    transport.close(0.0)
+    assert multiprocessing.active_children() == []
+
+
+def test_every_thread_that_asks_how_the_engine_ended_is_told() -> None:
+    transport = ProcessTransport(EngineConfig())
+    (child,) = multiprocessing.active_children()
+    assert child.pid is not None
+    with ThreadPoolExecutor(8) as threads:
+        answers = [threads.submit(transport.describe_exit) for _ in range(8)]
+        os.kill(child.pid, signal.SIGKILL)
+    assert {answer.result() for answer in answers} == {"the engine process was killed by SIGKILL"}
     transport.close(0.0)
     assert multiprocessing.active_children() == []
 

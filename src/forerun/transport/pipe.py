@@ -8,7 +8,8 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import signal
-from multiprocessing.connection import Connection
+import threading
+from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
 from forerun.config import EngineConfig
@@ -68,6 +69,7 @@ class ProcessTransport:
         )
         self._process.start()
         child.close()  # or the end of the engine would not end our reads
+        self._reaping = threading.Lock()
         atexit.register(self._process.kill)
 
     def send(self, message: ClientMessage) -> None:
@@ -84,8 +86,7 @@ class ProcessTransport:
 
     def describe_exit(self) -> str:
         """Name the exit code or the signal."""
-        self._process.join(EXIT_GRACE_S)
-        code = self._process.exitcode
+        code = self._reap(EXIT_GRACE_S)
         if code is None:
             return "the engine process closed its pipe"
         if code < 0:
@@ -94,8 +95,19 @@ class ProcessTransport:
 
     def close(self, timeout_s: float) -> None:
         """Join the process for at most `timeout_s`, then kill it."""
-        self._process.join(timeout_s)
-        if self._process.is_alive():
+        if self._reap(timeout_s) is None:
             self._process.kill()
-            self._process.join()
+            self._reap(None)
         atexit.unregister(self._process.kill)
+
+    def _reap(self, timeout_s: float | None) -> int | None:
+        """Wait for the process to end and return its exit code; None if it still runs then.
+
+        Two threads end an engine, the reader and `close`; of two that reap at once, one would be
+        told that there is no such child and take it for one that still runs.
+        """
+        if not wait([self._process.sentinel], timeout_s):
+            return None
+        with self._reaping:
+            self._process.join()
+            return self._process.exitcode
