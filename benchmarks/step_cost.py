@@ -21,17 +21,18 @@ import torch
 
 from forerun import LLM, SamplingParams
 from forerun.engine.messages import NewRequest
-from forerun.layers.linear import Linear
 
 
 def copy_linears(llm: LLM, num_rows: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return (rows, weight) of every linear layer and the head, as F.linear wants them."""
     model = llm.engine._runner._model
-    shapes = [(m.in_features, m.out_features) for m in model.modules() if isinstance(m, Linear)]
-    shapes.append(model.head.weight.shape[::-1])
+    linears = [linear for layer in model.layers for linear in layer.linears()]
     return [
-        (torch.randn(num_rows, in_features).bfloat16(), torch.randn(out, in_features).bfloat16())
-        for in_features, out in shapes
+        (
+            torch.randn(num_rows, linear.in_features).bfloat16(),
+            torch.randn(linear.out_features, linear.in_features).bfloat16(),
+        )
+        for linear in [*linears, model.head.table]
     ]
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+
+# Before torch is imported. Workers share the cores: with more threads than cores, every barrier of
+# a parallel region would wait for threads that do not run. Tests of threading ask for theirs.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import pytest

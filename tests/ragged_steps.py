@@ -25,6 +25,7 @@ def make_layer(
     head_dim: int = 8,
     window: int | None = None,
     index: int = 0,
+    causal: bool = True,
 ) -> AttentionLayer:
     """Return a layer whose scores spread over a few units."""
     return AttentionLayer(
@@ -34,6 +35,7 @@ def make_layer(
         head_dim=head_dim,
         scale=head_dim**-0.5,
         window=window,
+        causal=causal,
     )
 
 
@@ -151,7 +153,8 @@ class RaggedStep:
         for index, (context, count) in enumerate(self.requests):
             for position in range(context, context + count):
                 first = 0 if layer.window is None else position - layer.window + 1
-                seen = slice(max(first, 0), position + 1)
+                last = position if layer.causal else context + count - 1
+                seen = slice(max(first, 0), last + 1)
                 keys = self.keys[index][seen].double().repeat_interleave(group_size, 1)
                 values = self.values[index][seen].double().repeat_interleave(group_size, 1)
                 query = self.query[len(rows)].double()

@@ -70,10 +70,15 @@ def make_spec(family: str = "llama", **overrides: Any) -> ModelSpec:
 
 
 def make_model(
-    family: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float32, **overrides: Any
+    family: str = "llama",
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    pack: bool = True,
+    **overrides: Any,
 ) -> DecoderModel:
     """Return a tiny random model."""
-    return random_model(make_spec(family, **overrides), seed=seed, dtype=dtype)
+    return random_model(make_spec(family, **overrides), seed=seed, dtype=dtype, pack=pack)
 
 
 def save_hf_model(folder: Path, family: str, *, shard_bytes: int = 2**30, **overrides: Any) -> Any:
@@ -114,7 +119,7 @@ class PagedRunner:
             model.spec.build_kv_layers(),
             num_blocks=num_blocks,
             kv_block_size=kv_block_size,
-            dtype=next(model.parameters()).dtype,
+            dtype=model.embed.table.dtype,
             device="cpu",
         )
         self.backend = build_attention_backend("torch_ref")

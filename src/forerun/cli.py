@@ -1,7 +1,8 @@
 """The `forerun` command: subcommands, and what a mistake looks like to the user.
 
 A ConfigError is one sentence on stderr and exit code 2; never a traceback. No torch here: `serve`
-leaves it to the engine process, `generate` imports it once its arguments are known to be right.
+leaves it to the engine process, `generate` and `doctor` import it once their arguments are known to
+be right.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 import forerun
-from forerun.commands import bench, generate, serve
+from forerun.commands import bench, doctor, generate, serve
 from forerun.commands.flags import Parser, check_unknown
 from forerun.errors import ConfigError, RequestError
 
@@ -41,6 +42,7 @@ def _run(argv: list[str]) -> int:
         "serve": serve.add_parser(subparsers),
         "generate": generate.add_parser(subparsers),
         "bench": bench.add_parser(subparsers),
+        "doctor": doctor.add_parser(subparsers),
     }
     args, extras = parser.parse_known_args(argv)
     # Subcommands with kinds of their own say which parser took the flags.

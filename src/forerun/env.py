@@ -7,6 +7,9 @@ from pathlib import Path
 
 from forerun.errors import ConfigError
 
+# What OpenMP and the libraries under PyTorch obey; Forerun only reports it.
+_NATIVE = ("OMP_", "GOMP_", "KMP_", "MKL_", "DNNL_", "ONEDNN_", "ATEN_", "THP_", "LD_PRELOAD")
+
 
 def cache_dir() -> Path:
     """Return the folder for downloaded models and derived files (FORERUN_CACHE)."""
@@ -26,3 +29,13 @@ def log_level() -> str:
     if level not in allowed:
         raise ConfigError(f"FORERUN_LOG_LEVEL is {level!r}; allowed are {', '.join(allowed)}.")
     return level
+
+
+def native_variables() -> dict[str, str]:
+    """Return the variables that steer threads and instruction sets of native code."""
+    return {name: value for name, value in os.environ.items() if name.startswith(_NATIVE)}
+
+
+def cxx_compiler() -> str | None:
+    """Return the C++ compiler that a build is told to use (CXX)."""
+    return os.environ.get("CXX")

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 
 import tiny_models
+from forerun import kernels
 from forerun.attention import build_attention_backend
-from forerun.kernels import explain_kernels, find_kernels, ops
+from forerun.kernels import explain_kernels, find_kernels
 
 
 @pytest.fixture(params=["native", "torch_ref"], autouse=True)
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Choose attention and small operations together; the name of the attention backend."""
+    """Choose attention, linear layers and the rest together; the name of the attention backend."""
     name: str = request.param
     if name == "torch_ref":
-        monkeypatch.setattr(ops, "find_kernels", lambda: None)
+        monkeypatch.setattr(kernels, "_probe", lambda: (None, "switched off"))
     elif find_kernels() is None:
         pytest.skip(f"no native kernels: {explain_kernels()}")
     monkeypatch.setattr(

@@ -27,6 +27,7 @@ LAYERS: list[set[str]] = [
     {"transport"},
     {"server"},
     {"bench"},
+    {"doctor"},
     {"commands", "cli", "__main__"},
 ]
 # Stricter than the levels: the load generator knows the server by HTTP alone.

@@ -2,13 +2,14 @@
 
 Shapes: T rows of the step (num_tokens), N requests (num_reqs), Hq query heads, Hkv KV heads,
 D head_dim. Request i owns rows query_start_loc[i] .. query_start_loc[i + 1]; its row r sits at
-position context_lens[i] + r and (if causal) sees every cached position up to its own, within the
-layer's sliding window. There is no special case for prefill, decode or verification.
+position context_lens[i] + r and sees every position of its request up to its own (all of them if
+the layer is not causal), within the layer's sliding window. There is no special case for prefill,
+decode or verification.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +22,8 @@ from forerun.cache.kv_store import KVStore
 class AttentionLayer:
     """What one attention layer needs beyond its inputs.
 
-    `window` w means a row at position p sees positions p - w + 1 .. p; None means all. `index` is
+    `window` w means a row at position p sees none before p - w + 1; None means all. A layer that is
+    not `causal` sees the rows after its own too: the mask block of a parallel drafter. `index` is
     the layer's place in the KV store (drafter layers come after the target's).
     """
 
@@ -31,6 +33,14 @@ class AttentionLayer:
     head_dim: int
     scale: float
     window: int | None = None
+    causal: bool = True
+    # What a plan of a step depends on: equal for layers that differ in their index only.
+    kind: tuple[object, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Derive the kind once: backends look it up for every layer of every step."""
+        heads = (self.num_heads, self.num_kv_heads, self.head_dim, self.scale)
+        object.__setattr__(self, "kind", (*heads, self.window, self.causal))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,16 +1,17 @@
-"""Attention in native code for requests with few rows: one call per layer, no gathering.
+"""Attention in native code: one call per layer, no gathering, any number of rows.
 
 K/V blocks are read where they lie. A request's positions are cut into chunks at fixed multiples and
-its rows are masked exactly, so its result depends neither on the rest of the batch nor on how many
-rows it has this step nor on threads. Requests with many rows, and shapes the kernel cannot read,
-are left to TorchRefBackend.
-Shapes: N few-row requests, T rows of the step, C chunks of one layer.
+its rows are masked exactly, so a row's result depends neither on the rest of the batch nor on how
+many rows its request has this step nor on threads. Shapes the kernel cannot read are left to
+TorchRefBackend.
+Shapes: N blocks of rows, T rows of the step, C chunks of one layer.
 """
 
 from __future__ import annotations
 
 from ctypes import byref
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,37 +23,70 @@ from forerun.cache.kv_store import KVStore
 from forerun.kernels import Kernels
 from forerun.kernels.abi import DTYPE_CODES, AttentionParams
 
-FEW_ROWS = 32
+# Requests with more rows are cut: what a block's rows share must stay in the cache.
+BLOCK_ROWS = 32
 # A multiple of every vector width. Small, so that one long request keeps several threads busy.
 CHUNK_SIZE = 128
 
 
 @dataclass(frozen=True, slots=True)
-class FewRows:
-    """The requests of a step that the kernel computes, as the kernel reads them (int64)."""
+class RowBlocks:
+    """The rows of a step in blocks of one request each, as the kernel reads them (int64).
+
+    The first `num_shared` are whole requests with few rows; the others are parts of requests.
+    """
 
     starts: np.ndarray  # [N]
     counts: np.ndarray  # [N]
-    contexts: np.ndarray  # [N]
+    contexts: np.ndarray  # [N] position of the first row
+    totals: np.ndarray  # [N] positions of the request, this step's included
     tables: np.ndarray  # [N, max_blocks]
-    slots: np.ndarray  # [T], of all requests
+    slots: np.ndarray  # [T]
+    num_shared: int
+
+    @classmethod
+    def cut(cls, batch: AttentionBatch) -> RowBlocks:
+        """Cut a step."""
+        num_rows = np.diff(batch.query_start_loc)
+        num_blocks = -(-num_rows // BLOCK_ROWS)
+        owner = np.repeat(np.arange(len(num_rows)), num_blocks)
+        # Stable: blocks stay in the order of their rows.
+        owner = owner[np.argsort(num_blocks[owner] > 1, kind="stable")]
+        begin = np.flatnonzero(np.diff(owner, prepend=-1))
+        place = np.arange(len(owner)) - np.repeat(begin, np.diff(begin, append=len(owner)))
+        offsets = place * BLOCK_ROWS
+        return cls(
+            starts=_as_int64(batch.query_start_loc[owner] + offsets),
+            counts=_as_int64(np.minimum(num_rows[owner] - offsets, BLOCK_ROWS)),
+            contexts=_as_int64(batch.context_lens[owner] + offsets),
+            totals=_as_int64(batch.context_lens[owner] + num_rows[owner]),
+            tables=_as_int64(batch.block_tables[owner]),
+            slots=_as_int64(batch.slot_mapping),
+            num_shared=int((num_blocks[owner] == 1).sum()),
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class ManyRows:
-    """The other requests of a step, as a batch of their own."""
-
-    rows: Tensor  # their rows of the step
-    metadata: TorchRefMetadata
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LayerPlan:
-    """Arguments shared by layers of one kind; `arrays` keeps their memory alive."""
+    """One kernel call, shared by the layers of one kind; `arrays` keeps their memory alive.
+
+    `rows` are the q, k and v last pointed at: a model that reuses its buffers is checked once.
+    """
 
     params: AttentionParams
     arrays: tuple[np.ndarray, ...]
-    num_floats: int
+    workspace: Tensor
+    pointer: Any
+    rows: tuple[Tensor | None, ...] = (None, None, None)
+
+    def point_at(self, query: Tensor, key: Tensor, value: Tensor, head_dim: int) -> None:
+        """Let the call read these rows."""
+        rows = [_make_dense(x, head_dim) for x in (query, key, value)]
+        params = self.params
+        params.query, params.key, params.value = (x.data_ptr() for x in rows)
+        params.query_stride, params.key_stride, params.value_stride = (x.stride(0) for x in rows)
+        # What was copied is kept too, or its memory would be free while it is read.
+        self.rows = (query, key, value, *rows)
 
 
 @dataclass(slots=True)
@@ -60,9 +94,8 @@ class NativeMetadata:
     """One step. `whole` is made only when a layer's shape is beyond the kernel."""
 
     batch: AttentionBatch
-    few: FewRows | None
-    many: ManyRows | None
-    plans: dict[tuple[object, ...], LayerPlan] = field(default_factory=dict)
+    blocks: RowBlocks
+    plans: dict[tuple[object, ...], LayerPlan | None] = field(default_factory=dict)
     whole: TorchRefMetadata | None = None
 
 
@@ -77,15 +110,8 @@ class NativeBackend:
         self._workspace = torch.empty(0)
 
     def prepare(self, batch: AttentionBatch, kv_store: KVStore) -> NativeMetadata:
-        """Split the step by row counts."""
-        num_rows = np.diff(batch.query_start_loc)
-        few = np.flatnonzero((num_rows > 0) & (num_rows <= FEW_ROWS))
-        many = np.flatnonzero(num_rows > FEW_ROWS)
-        return NativeMetadata(
-            batch,
-            _select_few(batch, few) if len(few) else None,
-            self._select_many(batch, many, kv_store) if len(many) else None,
-        )
+        """Cut the step into blocks of rows."""
+        return NativeMetadata(batch, RowBlocks.cut(batch))
 
     def attend(
         self,
@@ -98,54 +124,34 @@ class NativeBackend:
         metadata: NativeMetadata,
     ) -> Tensor:
         """Write K/V, attend, and return the heads' outputs side by side."""
-        if not _is_supported(query, layer, kv_store):
+        if layer.kind not in metadata.plans:
+            metadata.plans[layer.kind] = self._plan(query, layer, kv_store, metadata)
+        plan = metadata.plans[layer.kind]
+        if plan is None:
             return self._attend_whole((query, key, value), layer, kv_store, metadata)
+        known = plan.rows
+        if query is not known[0] or key is not known[1] or value is not known[2]:
+            plan.point_at(query, key, value, layer.head_dim)
         output = query.new_empty(query.shape[0], layer.num_heads * layer.head_dim)
-        if metadata.few is not None:
-            rows = tuple(_make_dense(x, layer.head_dim) for x in (query, key, value))
-            self._attend_few(rows, output, layer, kv_store, metadata)
-        if metadata.many is not None:
-            part = metadata.many
-            output[part.rows] = self._reference.attend(
-                *(x[part.rows] for x in (query, key, value)),
-                layer=layer,
-                kv_store=kv_store,
-                metadata=part.metadata,
-            )
-        return output
-
-    def _attend_few(
-        self,
-        rows: tuple[Tensor, ...],
-        output: Tensor,
-        layer: AttentionLayer,
-        kv_store: KVStore,
-        metadata: NativeMetadata,
-    ) -> None:
-        plan = self._find_plan(layer, kv_store, metadata)
-        if len(self._workspace) < plan.num_floats:
-            self._workspace = torch.empty(plan.num_floats)
         params = plan.params
         params.keys = kv_store.keys[layer.index].data_ptr()
         params.values = kv_store.values[layer.index].data_ptr()
-        params.query, params.key, params.value = (x.data_ptr() for x in rows)
-        params.query_stride, params.key_stride, params.value_stride = (x.stride(0) for x in rows)
         params.output = output.data_ptr()
-        params.workspace = self._workspace.data_ptr()
-        self._kernels.attention(byref(params))
+        self._kernels.attention(plan.pointer)
+        return output
 
-    def _find_plan(
-        self, layer: AttentionLayer, kv_store: KVStore, metadata: NativeMetadata
-    ) -> LayerPlan:
-        """Return the plan shared by layers like this one."""
-        kind = (layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.window, layer.scale)
-        plan = metadata.plans.get(kind)
-        if plan is None:
-            assert metadata.few is not None
-            params, arrays = _build_params(metadata.few, layer, kv_store)
-            num_floats = self._kernels.attention_workspace(byref(params))
-            plan = metadata.plans[kind] = LayerPlan(params, arrays, num_floats)
-        return plan
+    def _plan(
+        self, query: Tensor, layer: AttentionLayer, kv_store: KVStore, metadata: NativeMetadata
+    ) -> LayerPlan | None:
+        """Return the call for layers like this one; None: the kernel cannot compute them."""
+        if not _is_supported(query, layer, kv_store):
+            return None
+        params, arrays = _build_params(metadata.blocks, layer, kv_store)
+        num_floats = self._kernels.attention_workspace(byref(params))
+        if len(self._workspace) < num_floats:
+            self._workspace = torch.empty(num_floats)
+        params.workspace = self._workspace.data_ptr()
+        return LayerPlan(params, arrays, self._workspace, byref(params))
 
     def _attend_whole(
         self,
@@ -160,64 +166,44 @@ class NativeBackend:
             *rows, layer=layer, kv_store=kv_store, metadata=metadata.whole
         )
 
-    def _select_many(self, batch: AttentionBatch, reqs: np.ndarray, kv_store: KVStore) -> ManyRows:
-        starts, stops = batch.query_start_loc[reqs], batch.query_start_loc[reqs + 1]
-        rows = np.concatenate([np.arange(a, b) for a, b in zip(starts, stops, strict=True)])
-        part = AttentionBatch(
-            query_start_loc=np.concatenate(([0], np.cumsum(stops - starts))),
-            context_lens=batch.context_lens[reqs],
-            block_tables=batch.block_tables[reqs],
-            slot_mapping=batch.slot_mapping[rows],
-        )
-        return ManyRows(torch.from_numpy(rows), self._reference.prepare(part, kv_store))
-
-
-def _select_few(batch: AttentionBatch, reqs: np.ndarray) -> FewRows:
-    starts = batch.query_start_loc[reqs]
-    return FewRows(
-        starts=_as_int64(starts),
-        counts=_as_int64(batch.query_start_loc[reqs + 1] - starts),
-        contexts=_as_int64(batch.context_lens[reqs]),
-        tables=_as_int64(batch.block_tables[reqs]),
-        slots=_as_int64(batch.slot_mapping),
-    )
-
 
 def _build_params(
-    few: FewRows, layer: AttentionLayer, kv_store: KVStore
+    blocks: RowBlocks, layer: AttentionLayer, kv_store: KVStore
 ) -> tuple[AttentionParams, tuple[np.ndarray, ...]]:
-    """Cut the visible positions of each request into chunks; pointers to tensors stay open."""
-    unseen = np.zeros_like(few.contexts)
+    """Cut the visible positions of each block into chunks; pointers to tensors stay open."""
+    unseen = np.zeros_like(blocks.contexts)
     if layer.window is not None:
-        unseen = np.maximum(few.contexts - layer.window + 1, 0)
+        unseen = np.maximum(blocks.contexts - layer.window + 1, 0)
     first = unseen // CHUNK_SIZE * CHUNK_SIZE
-    num_chunks = -(-(few.contexts + few.counts - first) // CHUNK_SIZE)
-    chunk_begin = np.concatenate(([0], np.cumsum(num_chunks)))
-    chunk_request = np.repeat(np.arange(len(few.starts)), num_chunks)
-    partial_begin = np.concatenate(([0], np.cumsum(few.counts[chunk_request])))
+    ends = blocks.contexts + blocks.counts if layer.causal else blocks.totals
+    num_chunks = -(-(ends - first) // CHUNK_SIZE)
+    chunk_owner = np.repeat(np.arange(len(ends)), num_chunks)
     arrays = {
-        "starts": few.starts,
-        "counts": few.counts,
-        "contexts": few.contexts,
-        "tables": few.tables,
-        "slots": few.slots,
+        "starts": blocks.starts,
+        "counts": blocks.counts,
+        "contexts": blocks.contexts,
+        "ends": _as_int64(ends),
+        "tables": blocks.tables,
+        "slots": blocks.slots,
         "first": _as_int64(first),
-        "chunk_begin": _as_int64(chunk_begin),
-        "chunk_request": _as_int64(chunk_request),
-        "partial_begin": _as_int64(partial_begin),
+        "chunk_begin": _as_int64(np.concatenate(([0], np.cumsum(num_chunks)))),
+        "chunk_owner": _as_int64(chunk_owner),
+        "partial_begin": _as_int64(np.concatenate(([0], np.cumsum(blocks.counts[chunk_owner])))),
     }
     params = AttentionParams(
         **{name: array.ctypes.data for name, array in arrays.items()},
-        num_reqs=len(few.starts),
-        num_chunks=len(chunk_request),
-        table_width=few.tables.shape[1],
-        max_count=int(few.counts.max()),
+        num_blocks=len(ends),
+        num_shared=blocks.num_shared,
+        max_private_chunks=int(num_chunks[blocks.num_shared :].max(initial=0)),
+        table_width=blocks.tables.shape[1],
+        max_count=int(blocks.counts.max(initial=0)),
         num_heads=layer.num_heads,
         num_kv_heads=layer.num_kv_heads,
         head_dim=layer.head_dim,
         block_size=kv_store.kv_block_size,
         chunk_size=CHUNK_SIZE,
         window=layer.window or 0,
+        causal=layer.causal,
         dtype=DTYPE_CODES[kv_store.keys[layer.index].dtype],
         num_threads=torch.get_num_threads(),
         scale=layer.scale,

@@ -134,7 +134,8 @@ class PlanBuilder:
         positions = self.batch.context_lens[reqs, None] + rows  # [N, R]
         query_rows = (self.batch.query_start_loc[reqs, None] + rows).ravel()
         in_order = len(query_rows) == len(self.batch.slot_mapping) and rows.shape[1] == 1
-        visible = self._see(positions, places, layer.window)
+        ends = self.batch.context_lens[reqs] + self.num_rows[reqs]
+        visible = self._see(positions, places, layer, ends[:, None])
         mask = torch.zeros(visible.shape, dtype=dtype, device=self.device)
         mask.masked_fill_(~visible, float("-inf"))
         return Bucket(
@@ -150,14 +151,20 @@ class PlanBuilder:
         rows = self.num_rows[reqs]
         return np.minimum(np.arange(rows.max()), rows[:, None] - 1)
 
-    def _see(self, positions: np.ndarray, places: np.ndarray, window: int | None) -> Tensor:
-        """Return which positions [.., R] see which keys of blocks [.., B]; bool [.., R, S]."""
+    def _see(
+        self, positions: np.ndarray, places: np.ndarray, layer: AttentionLayer, ends: np.ndarray
+    ) -> Tensor:
+        """Return which positions [.., R] see which keys of blocks [.., B]; bool [.., R, S].
+
+        `ends` [.., 1] counts the positions of each request, this step's included.
+        """
         offsets = np.arange(self.kv_block_size)
         keys = (places[..., None] * self.kv_block_size + offsets).reshape(*places.shape[:-1], -1)
+        last = positions if layer.causal else np.zeros_like(positions) + ends - 1
         query, key = self._tensor(positions)[..., None], self._tensor(keys)[..., None, :]
-        visible = key <= query
-        if window is not None:
-            visible &= key > query - window
+        visible = key <= self._tensor(last)[..., None]
+        if layer.window is not None:
+            visible &= key > query - layer.window
         return visible
 
     def _gather_index(
@@ -188,7 +195,7 @@ class PlanBuilder:
         """Cut a prefill chunk into pieces; without context and window one causal piece is best."""
         start, stop = (int(x) for x in self.batch.query_start_loc[req : req + 2])
         context = int(self.batch.context_lens[req])
-        if context == 0 and (layer.window is None or stop - start <= layer.window):
+        if layer.causal and context == 0 and (layer.window is None or stop - start <= layer.window):
             yield Piece(start, stop, start, None, None)
             return
         for low in range(start, stop, PIECE_ROWS):
@@ -201,12 +208,15 @@ class PlanBuilder:
     ) -> Piece:
         window = layer.window
         seen = 0 if window is None else max(int(positions[0]) - window + 1, 0)
-        first, stop = seen // self.kv_block_size, int(positions[-1]) // self.kv_block_size + 1
+        end = self.batch.context_lens[req] + self.num_rows[req]
+        last = int(positions[-1]) if layer.causal else int(end) - 1
+        first, stop = seen // self.kv_block_size, last // self.kv_block_size + 1
         places = np.arange(first, stop)
         blocks = self.batch.block_tables[req, places]
         heads = np.arange(layer.num_kv_heads)[:, None]
         index = self._tensor((blocks * layer.num_kv_heads + heads).ravel())
-        return Piece(rows[0], rows[1], 0, index, self._see(positions, places, window))
+        visible = self._see(positions, places, layer, np.array([end]))
+        return Piece(rows[0], rows[1], 0, index, visible)
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)

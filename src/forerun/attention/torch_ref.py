@@ -26,14 +26,13 @@ class TorchRefMetadata:
     builder: PlanBuilder
     fresh_blocks: Tensor | None
     slot_indices: dict[int, Tensor] = field(default_factory=dict)
-    plans: dict[tuple[int, int, int | None], LayerPlan] = field(default_factory=dict)
+    plans: dict[tuple[object, ...], LayerPlan] = field(default_factory=dict)
 
     def find_plan(self, layer: AttentionLayer, dtype: torch.dtype) -> LayerPlan:
         """Return the plan shared by layers like this one."""
-        key = (layer.num_heads, layer.num_kv_heads, layer.window)
-        if key not in self.plans:
-            self.plans[key] = self.builder.build(layer, dtype)
-        return self.plans[key]
+        if layer.kind not in self.plans:
+            self.plans[layer.kind] = self.builder.build(layer, dtype)
+        return self.plans[layer.kind]
 
     def find_slot_index(self, num_kv_heads: int) -> Tensor:
         """Return the write index for this many KV heads."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from forerun.kernels import loader
 from forerun.kernels.cpu import read_cpu_flags
 from forerun.kernels.loader import Kernels, KernelsUnavailable, load_kernels
 from forerun.logs import get_logger
 
-__all__ = ["Kernels", "explain_kernels", "find_kernels"]
+__all__ = ["Kernels", "KernelsUnavailable", "explain_kernels", "explain_objects", "find_kernels"]
 
 logger = get_logger(__name__)
 
@@ -27,6 +28,11 @@ def find_kernels() -> Kernels | None:
 def explain_kernels() -> str:
     """Return which kernels are used, or why none are."""
     return _probe()[1]
+
+
+def explain_objects() -> dict[str, KernelsUnavailable | None]:
+    """Return for every object, best first, why it cannot be used here; None if it can."""
+    return loader.explain_objects(Path(__file__).parent, read_cpu_flags())
 
 
 @functools.cache

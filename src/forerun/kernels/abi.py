@@ -11,7 +11,7 @@ from ctypes import c_double, c_int64, c_void_p
 
 import torch
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 ACTIVATION_CODES = {"silu": 0, "gelu_tanh": 1}
 
@@ -25,12 +25,12 @@ class AttentionParams(ctypes.Structure):
 
     _fields_ = [
         *_fields(c_void_p, "keys values query key value output workspace"),
-        *_fields(c_void_p, "starts counts contexts tables slots"),
-        *_fields(c_void_p, "first chunk_begin chunk_request partial_begin"),
+        *_fields(c_void_p, "starts counts contexts ends tables slots"),
+        *_fields(c_void_p, "first chunk_begin chunk_owner partial_begin"),
         *_fields(c_int64, "query_stride key_stride value_stride"),
-        *_fields(c_int64, "num_reqs num_chunks table_width max_count"),
+        *_fields(c_int64, "num_blocks num_shared max_private_chunks table_width max_count"),
         *_fields(c_int64, "num_heads num_kv_heads head_dim block_size chunk_size"),
-        *_fields(c_int64, "window dtype num_threads"),
+        *_fields(c_int64, "window causal dtype num_threads"),
         ("scale", c_double),
     ]
 
@@ -66,10 +66,148 @@ class GateParams(ctypes.Structure):
     ]
 
 
+class PackedWeight(ctypes.Structure):
+    """A weight in panels and its float32 bias."""
+
+    _fields_ = [
+        *_fields(c_void_p, "panels bias"),
+        *_fields(c_int64, "out_features in_features"),
+    ]
+
+
+class PackParams(ctypes.Structure):
+    """Packing of a weight [out_features, in_features]."""
+
+    _fields_ = [
+        *_fields(c_void_p, "weight panels"),
+        *_fields(c_int64, "out_features in_features dtype num_threads"),
+    ]
+
+
+class UnpackParams(ctypes.Structure):
+    """Reading rows of a packed weight."""
+
+    _fields_ = [
+        ("weight", PackedWeight),
+        *_fields(c_void_p, "row_ids out"),
+        *_fields(c_int64, "num_rows dtype num_threads"),
+    ]
+
+
+class LinearParams(ctypes.Structure):
+    """x W^T + b over rows [num_rows, in_features]."""
+
+    _fields_ = [
+        ("weight", PackedWeight),
+        *_fields(c_void_p, "x out scratch"),
+        *_fields(c_int64, "x_stride num_rows out_dtype dtype num_threads"),
+    ]
+
+
+class SegmentWeights(ctypes.Structure):
+    """The weights between two attentions; see cpp/abi.h."""
+
+    _fields_ = [
+        *((name, PackedWeight) for name in ("o", "gate_up", "down", "qkv")),
+        *_fields(c_void_p, "post_attention_norm mlp_norm post_mlp_norm input_norm head_norm"),
+        *_fields(c_int64, "hidden_size num_rotated_heads head_dim activation"),
+        ("eps", c_double),
+    ]
+
+
+class SegmentParams(ctypes.Structure):
+    """The rows of one step on their way through a segment; see cpp/abi.h."""
+
+    _fields_ = [
+        *_fields(c_void_p, "weights attended residual update normed gated heads scratch"),
+        *_fields(c_void_p, "cosines sines"),
+        *_fields(c_int64, "cos_stride sin_stride num_rows dtype num_threads"),
+    ]
+
+
+class SampleParams(ctypes.Structure):
+    """Coupled samples of rows of logits; see cpp/abi.h."""
+
+    _fields_ = [
+        *_fields(c_void_p, "logits temperature keys scores slice_ids token_ids"),
+        *_fields(c_int64, "row_stride num_rows vocab_size num_slices num_threads"),
+    ]
+
+
+class SampleListedParams(ctypes.Structure):
+    """Coupled samples of rows of candidates; see cpp/abi.h."""
+
+    _fields_ = [
+        *_fields(c_void_p, "probs listed_ids keys token_ids"),
+        *_fields(c_int64, "probs_stride ids_stride num_rows width num_threads"),
+    ]
+
+
+class MeasureParams(ctypes.Structure):
+    """Peak and normaliser of rows of logits; see cpp/abi.h."""
+
+    _fields_ = [
+        *_fields(c_void_p, "logits temperature tile_peaks tile_probs peaks peak_probs"),
+        *_fields(c_int64, "row_stride num_rows vocab_size num_threads"),
+    ]
+
+
+class DrawParams(ctypes.Structure):
+    """Draws by inverse distribution function; see cpp/abi.h."""
+
+    _fields_ = [
+        *_fields(c_void_p, "logits temperature peaks peak_probs tile_probs left_out"),
+        *_fields(c_void_p, "rows left_out_ids left_out_rows uniforms tile_sums token_ids"),
+        *_fields(c_int64, "row_stride left_out_stride num_draws vocab_size num_threads"),
+    ]
+
+
+class DrawListedParams(ctypes.Structure):
+    """Draws from rows of candidates; see cpp/abi.h."""
+
+    _fields_ = [
+        *_fields(c_void_p, "probs listed_ids left_out"),
+        *_fields(c_void_p, "rows left_out_ids left_out_rows uniforms token_ids"),
+        *_fields(c_int64, "probs_stride ids_stride left_out_stride num_draws width num_threads"),
+    ]
+
+
+class CutParams(ctypes.Structure):
+    """Top-k, top-p and min-p; see cpp/abi.h."""
+
+    _fields_ = [
+        *_fields(c_void_p, "logits temperature peaks peak_probs"),
+        *_fields(c_void_p, "rows top_k top_p min_p"),
+        *_fields(c_void_p, "token_ids probs num_kept last_ids last_logits scratch"),
+        *_fields(c_int64, "row_stride num_rows vocab_size capacity num_threads"),
+    ]
+
+
+class MaskParams(ctypes.Structure):
+    """Rows of logits without the tokens after a last one; see cpp/abi.h."""
+
+    _fields_ = [
+        *_fields(c_void_p, "logits rows last_ids last_logits out"),
+        *_fields(c_int64, "row_stride num_rows vocab_size num_threads"),
+    ]
+
+
 FUNCTIONS: dict[str, tuple[type[ctypes.Structure], type | None]] = {
     "forerun_attention_workspace": (AttentionParams, c_int64),
     "forerun_attention": (AttentionParams, None),
     "forerun_norm": (NormParams, None),
     "forerun_rotate": (RotaryParams, None),
     "forerun_gate": (GateParams, None),
+    "forerun_packed_bytes": (PackParams, c_int64),
+    "forerun_pack": (PackParams, None),
+    "forerun_unpack": (UnpackParams, None),
+    "forerun_linear": (LinearParams, None),
+    "forerun_segment": (SegmentParams, None),
+    "forerun_sample": (SampleParams, None),
+    "forerun_sample_listed": (SampleListedParams, None),
+    "forerun_measure": (MeasureParams, None),
+    "forerun_draw": (DrawParams, None),
+    "forerun_draw_listed": (DrawListedParams, None),
+    "forerun_cut": (CutParams, None),
+    "forerun_mask_tail": (MaskParams, None),
 }

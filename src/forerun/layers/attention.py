@@ -40,11 +40,10 @@ class Attention(Block):
 
     def forward(self, x: Tensor, rotation: Rotation, attention: AttentionContext) -> Tensor:
         """Attend; rows [num_tokens, hidden_size] in and out."""
-        layer = self.layer
-        heads = self.qkv(x).view(x.shape[0], -1, layer.head_dim)
+        heads = self.qkv(x).view(x.shape[0], -1, self.layer.head_dim)
         rotated, value = heads[:, : self.num_rotated], heads[:, self.num_rotated :]
         if self.head_norm is not None:
             rotated = self.head_norm(rotated)
         rotated = apply_rotary(rotated, rotation)
-        query, key = rotated[:, : layer.num_heads], rotated[:, layer.num_heads :]
-        return self.o(attention.attend(query, key, value, layer))
+        query, key = rotated[:, : self.layer.num_heads], rotated[:, self.layer.num_heads :]
+        return self.o(attention.attend(query, key, value, self.layer))

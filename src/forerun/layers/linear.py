@@ -6,13 +6,16 @@ parts are views, so a loader writes straight into the merged weight and nothing 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody uses)
 from torch import Tensor, nn
+
+from forerun.cache.huge_pages import advise_huge_pages
+from forerun.kernels.packed import PackedMemory, PackedWeight, measure_packed, pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,9 @@ class Block(nn.Module):
 class Linear(Block):
     """y = x W^T + b over 2-D rows.
 
-    Loaders fill `weight`; `prepack` may then replace it by oneDNN's own layout, which is never
-    slower here and up to 1.6 times faster for few rows (docs/log.md). Only one of the two is held.
+    Loaders fill `weight`; `pack` or `prepack` may then replace it by a layout that computes faster:
+    that of our own kernel (any number of rows, rows can still be read), or oneDNN's. Only one of
+    the three is held.
     """
 
     def __init__(
@@ -53,31 +57,72 @@ class Linear(Block):
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
+        self.dtype = options.dtype
         self.weight: nn.Parameter | None = options.empty(out_features, in_features)
         self.bias = options.empty(out_features) if bias else None
-        self.packed_weight: Tensor | None = None
+        self.packed: PackedWeight | None = None
+        self.packed_bias: Tensor | None = None
+        self.onednn_weight: Tensor | None = None
+
+    @property
+    def plain_weight(self) -> Tensor:
+        """The weight as a loader fills it, [out_features, in_features]; gone once packed."""
+        assert self.weight is not None, "the weight was packed before"
+        return self.weight
+
+    def pack(self, memory: PackedMemory) -> None:
+        """Hold the weight in the native kernel's layout from now on."""
+        self.packed = pack(self.plain_weight, memory)
+        self.packed_bias = None if self.bias is None else self.bias.data.float()
+        self.weight = None
 
     def prepack(self) -> None:
         """Hold the weight in oneDNN's layout from now on, where that is possible."""
         if self.weight is not None and _can_prepack(self.weight):
-            self.packed_weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.data, None)
+            self.onednn_weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.data, None)
             self.weight = None
 
     def split(self, sizes: Sequence[int]) -> list[dict[str, Tensor]]:
         """Return views of the weight (and bias) of each part of a merged projection."""
-        assert self.weight is not None, "the weight was prepacked"
-        parts = [{"weight": weight} for weight in self.weight.split(list(sizes))]
+        parts = [{"weight": weight} for weight in self.plain_weight.split(list(sizes))]
         if self.bias is not None:
             for part, bias in zip(parts, self.bias.split(list(sizes)), strict=True):
                 part["bias"] = bias
         return parts
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Project rows [num_tokens, in_features] to [num_tokens, out_features]."""
+    def forward(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        """Project rows [num_tokens, in_features] to [num_tokens, out_features].
+
+        `out_dtype` is the weight's type or float32, which saves rounding sums that are wanted so.
+        """
+        wanted = out_dtype or self.dtype
+        if self.packed is not None:
+            return self.packed.multiply(x, self.packed_bias, wanted)
         if self.weight is not None:
-            return F.linear(x, self.weight, self.bias)
+            return F.linear(x, self.weight, self.bias).to(wanted)
         pointwise = torch.ops.mkldnn._linear_pointwise
-        return pointwise(x, self.packed_weight, self.bias, "none", [], "")
+        return pointwise(x, self.onednn_weight, self.bias, "none", [], "").to(wanted)
+
+    def read_rows(self, row_ids: Tensor) -> Tensor:
+        """Return fresh rows [num_rows, in_features] of the weight."""
+        if self.packed is not None:
+            return self.packed.read_rows(row_ids)
+        return F.embedding(row_ids, self.plain_weight)
+
+
+def pack_linears(linears: Iterable[Linear]) -> bool:
+    """Pack all of these or, if one of them cannot be, none; in one block of memory."""
+    chosen = [linear for linear in linears if linear.weight is not None]
+    sizes = [measure_packed(linear.weight) for linear in chosen if linear.weight is not None]
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(chosen):
+        return False
+    buffer = torch.empty(PackedMemory.count_bytes(known), dtype=torch.uint8)
+    advise_huge_pages(buffer.data_ptr(), len(buffer))
+    memory = PackedMemory(buffer)
+    for linear in chosen:
+        linear.pack(memory)
+    return True
 
 
 def _can_prepack(weight: Tensor) -> bool:

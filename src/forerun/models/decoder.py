@@ -7,117 +7,48 @@ Shapes: T rows (num_tokens), d hidden_size, n tapped layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from forerun.attention.base import AttentionContext, AttentionLayer
+from forerun.attention.base import AttentionContext
 from forerun.errors import ConfigError
 from forerun.gguf_file import GGUFFile
-from forerun.layers.attention import Attention
 from forerun.layers.embedding import Embedding, Head
-from forerun.layers.linear import Block, Linear, WeightOptions
-from forerun.layers.mlp import GatedMLP
+from forerun.layers.linear import Linear, WeightOptions, pack_linears
 from forerun.layers.norm import RMSNorm
 from forerun.layers.rotary import Rotary, Rotation
 from forerun.models.base import ModelOutput
 from forerun.models.gguf import read_gguf_fields
 from forerun.models.hf_config import read_common_fields, read_rope
+from forerun.models.layer import DecoderLayer, WeightSlot
+from forerun.models.segments import Segments
 from forerun.models.spec import Fields, LayerSpec, ModelSpec
 
 
-@dataclass(frozen=True, slots=True)
-class WeightSlot:
-    """Where one stored tensor goes.
+class Taps:
+    """Copies of the residual stream after chosen layers, [num_tokens, n, hidden_size]."""
 
-    `shape` is the stored shape. `destination` has as many numbers (a view of a merged or reordered
-    weight) or one more leading dimension, over which the tensor is repeated.
-    """
+    def __init__(self, residual: Tensor, target_layer_ids: Sequence[int]) -> None:
+        self._residual = residual
+        self._ids = target_layer_ids
+        self.values: Tensor | None = None
+        if target_layer_ids:
+            self.values = residual.new_empty(
+                len(residual), len(target_layer_ids), residual.shape[1]
+            )
 
-    destination: Tensor
-    shape: tuple[int, ...]
+    def wants(self, layer_id: int) -> bool:
+        """Return whether the stream after this layer (-1: the embeddings) is tapped."""
+        return layer_id in self._ids
 
-    @classmethod
-    def of(cls, destination: Tensor) -> WeightSlot:
-        """Return the slot of a tensor stored exactly as it is held."""
-        return cls(destination, tuple(destination.shape))
-
-
-class DecoderLayer(Block):
-    """Attention and MLP around the residual stream, with or without norms on their outputs."""
-
-    def __init__(self, spec: ModelSpec, index: int, options: WeightOptions) -> None:
-        super().__init__()
-        layer = AttentionLayer(
-            index=index,
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            scale=spec.attention_scale,
-            window=spec.layers[index].window,
-        )
-        self.attention = Attention(
-            spec.hidden_size,
-            layer,
-            options,
-            qkv_bias=spec.qkv_bias,
-            o_bias=spec.o_bias,
-            head_norm_eps=spec.rms_norm_eps if spec.qk_norm else None,
-        )
-        self.mlp = GatedMLP(
-            spec.hidden_size,
-            spec.intermediate_size,
-            options,
-            activation=spec.activation,
-            bias=spec.mlp_bias,
-        )
-        self.input_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, options)
-        self.mlp_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, options)
-        self.post_attention_norm = self.post_mlp_norm = None
-        if spec.post_norms:
-            self.post_attention_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, options)
-            self.post_mlp_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, options)
-
-    def forward(
-        self,
-        residual: Tensor,
-        update: Tensor | None,
-        rotation: Rotation,
-        attention: AttentionContext,
-    ) -> Tensor:
-        """Add the layer before's update to the residual stream and return this layer's.
-
-        Both are [num_tokens, hidden_size]. A norm adds the update it is about to read: one pass.
-        """
-        hidden = self.attention(self.input_norm(residual, update), rotation, attention)
-        if self.post_attention_norm is not None:
-            hidden = self.post_attention_norm(hidden)
-        hidden = self.mlp(self.mlp_norm(residual, hidden))
-        return hidden if self.post_mlp_norm is None else self.post_mlp_norm(hidden)
-
-    def slots(self) -> Iterator[tuple[str, WeightSlot]]:
-        """Yield (local name, slot) of every stored tensor of this layer."""
-        attention, mlp = self.attention, self.mlp
-        layer = attention.layer
-        kv_size = layer.num_kv_heads * layer.head_dim
-        q, k, v = attention.qkv.split([layer.num_heads * layer.head_dim, kv_size, kv_size])
-        gate, up = mlp.gate_up.split([mlp.intermediate_size] * 2)
-        (o,), (down,) = (part.split([part.out_features]) for part in (attention.o, mlp.down))
-        parts = {"q": q, "k": k, "v": v, "o": o, "gate": gate, "up": up, "down": down}
-        for name, tensors in parts.items():
-            for kind, tensor in tensors.items():
-                yield f"{name}.{kind}", WeightSlot.of(tensor)
-        for name in ("input_norm", "mlp_norm", "post_attention_norm", "post_mlp_norm"):
-            norm = getattr(self, name)
-            if norm is not None:
-                yield f"{name}.weight", WeightSlot.of(norm.weight)
-        if attention.head_norm is not None:
-            weight, shape = attention.head_norm.weight, (layer.head_dim,)
-            yield "q_norm.weight", WeightSlot(weight[: layer.num_heads], shape)
-            yield "k_norm.weight", WeightSlot(weight[layer.num_heads :], shape)
+    def take(self, layer_id: int) -> None:
+        """Copy the stream, which must hold all this layer adds, to the columns that want it."""
+        columns = [column for column, wanted in enumerate(self._ids) if wanted == layer_id]
+        if self.values is not None and columns:
+            self.values[:, columns] = self._residual[:, None]
 
 
 class DecoderModel(nn.Module):
@@ -147,14 +78,15 @@ class DecoderModel(nn.Module):
         super().__init__()
         self.spec = spec
         options = WeightOptions(dtype, torch.device(device))
-        self.embed = Embedding(spec.vocab_size, spec.hidden_size, options, scale=spec.embed_scale)
-        self.layers = nn.ModuleList(
-            DecoderLayer(spec, index, options) for index in range(spec.num_layers)
-        )
+        table = Linear(spec.hidden_size, spec.vocab_size, options)
+        self.embed = Embedding(table, options, scale=spec.embed_scale)
+        layers = [DecoderLayer(spec, index, options) for index in range(spec.num_layers)]
+        self.layers = cast("Sequence[DecoderLayer]", nn.ModuleList(layers))
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, options)
-        tied = spec.tie_word_embeddings
-        weight = self.embed.weight if tied else options.empty(spec.vocab_size, spec.hidden_size)
-        self.head = Head(weight, softcap=spec.logit_softcap)
+        if not spec.tie_word_embeddings:
+            table = Linear(spec.hidden_size, spec.vocab_size, options)
+        self.head = Head(table, softcap=spec.logit_softcap)
+        self.segments: Segments | None = None
         ropes = list(dict.fromkeys(layer.rope for layer in spec.layers))
         self.rope_index = [ropes.index(layer.rope) for layer in spec.layers]
         self.ropes = nn.ModuleList(
@@ -185,25 +117,46 @@ class DecoderModel(nn.Module):
         self._check_taps(target_layer_ids)
         residual = self.embed(token_ids)
         rotations = [rope(positions, residual.dtype) for rope in self.ropes]
-        taps = None
-        if target_layer_ids:
-            taps = residual.new_empty(len(residual), len(target_layer_ids), residual.shape[1])
+        taps = Taps(residual, target_layer_ids)
+        run = self._run_modules if self.segments is None else self._run_segments
+        return ModelOutput(run(residual, rotations, attention, taps), taps.values)
+
+    def _run_modules(
+        self, residual: Tensor, rotations: list[Rotation], attention: AttentionContext, taps: Taps
+    ) -> Tensor:
+        """Return the final-normed rows, layer by layer."""
         update = None
         for index, layer in enumerate(self.layers):
-            columns = [c for c, layer_id in enumerate(target_layer_ids) if layer_id == index - 1]
-            if taps is not None and columns:
-                if update is not None:
-                    residual.add_(update)
-                    update = None
-                taps[:, columns] = residual[:, None]
+            if taps.wants(index - 1) and update is not None:
+                residual.add_(update)
+                update = None
+            taps.take(index - 1)
             update = layer(residual, update, rotations[self.rope_index[index]], attention)
-        return ModelOutput(self.norm(residual, update), taps)
+        hidden: Tensor = self.norm(residual, update)
+        return hidden
+
+    def _run_segments(
+        self, residual: Tensor, rotations: list[Rotation], attention: AttentionContext, taps: Taps
+    ) -> Tensor:
+        """Return the final-normed rows, from attention to attention."""
+        assert self.segments is not None
+        step = self.segments.start(residual)
+        attended = None
+        for index, layer in enumerate(self.layers):
+            step.run(index, attended, rotations[self.rope_index[index]])
+            taps.take(index - 1)
+            attended = attention.attend(step.query, step.key, step.value, layer.attention.layer)
+        step.run(len(self.layers), attended, None)
+        return step.normed
 
     def prepack(self) -> None:
         """Let linear layers hold their weights as the device computes fastest; once loaded."""
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.prepack()
+        linears = [linear for layer in self.layers for linear in layer.linears()]
+        if pack_linears([*linears, self.head.table]):
+            self.segments = Segments.build(self.layers, self.norm)
+            return
+        for linear in linears:
+            linear.prepack()
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Return float32 logits [num_rows, vocab_size] of final-normed rows."""
@@ -212,13 +165,12 @@ class DecoderModel(nn.Module):
     def slots(self) -> dict[str, WeightSlot]:
         """Return every stored tensor's slot by local name; a tied head has none of its own."""
         slots = {
-            "embed.weight": WeightSlot.of(self.embed.weight),
+            "embed.weight": WeightSlot.of(self.embed.table.plain_weight),
             "norm.weight": WeightSlot.of(self.norm.weight),
         }
         if not self.spec.tie_word_embeddings:
-            slots["head.weight"] = WeightSlot.of(self.head.weight)
+            slots["head.weight"] = WeightSlot.of(self.head.table.plain_weight)
         for index, layer in enumerate(self.layers):
-            assert isinstance(layer, DecoderLayer), layer
             slots |= {f"layers.{index}.{name}": slot for name, slot in layer.slots()}
         return slots
 

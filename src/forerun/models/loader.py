@@ -21,8 +21,9 @@ from torch import Tensor
 from forerun.errors import ConfigError
 from forerun.gguf_file import GGUFFile, GGUFTensor, read_gguf
 from forerun.models import GGUF_ARCHITECTURES, find_model_class
-from forerun.models.decoder import DecoderModel, WeightSlot
+from forerun.models.decoder import DecoderModel
 from forerun.models.gguf import ROPE_FREQS, gguf_name, read_architecture
+from forerun.models.layer import WeightSlot
 from forerun.models.spec import Fields, ModelSpec
 
 Progress = Callable[[int, int], None]
@@ -43,8 +44,13 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
+    pack: bool = True,
 ) -> DecoderModel:
-    """Load a model folder or GGUF file; `progress` gets (tensors done, tensors in all)."""
+    """Load a model folder or GGUF file; `progress` gets (tensors done, tensors in all).
+
+    `pack` lets the model hold its weights as this machine computes fastest; unpacked ones can be
+    read as parameters.
+    """
     if _is_gguf(path):
         file = read_gguf(path)
         family, spec = _read_gguf_spec(file)
@@ -55,12 +61,18 @@ def load_model(
         files = _find_weight_files(path)
         model = family(spec, dtype, device)
         _load_hf(model, path, files, progress)
-    model.prepack()
+    if pack:
+        model.prepack()
     return model.eval()
 
 
 def random_model(
-    spec: ModelSpec, *, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+    spec: ModelSpec,
+    *,
+    seed: int,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    pack: bool = True,
 ) -> DecoderModel:
     """Return a model with random weights scaled to keep activations and logits lively."""
     model = find_model_class(spec.architecture)(spec, dtype, device)
@@ -70,7 +82,8 @@ def random_model(
             slot.destination.uniform_(0.5, 1.5, generator=generator)
         else:
             slot.destination.normal_(0.0, slot.shape[-1] ** -0.5, generator=generator)
-    model.prepack()
+    if pack:
+        model.prepack()
     return model.eval()
 
 

@@ -15,11 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.kernels.sampling_ops import (
+    LeftOut,
+    draw_listed,
+    draw_rows,
+    sample_coupled,
+    sample_listed,
+)
 from forerun.sampling.noise import exponential
 from forerun.sampling.reduce import argmax_rows
-
-# Rows worked on at once where a temporary as wide as the vocabulary is needed.
-CHUNK_ROWS = 32
+from forerun.sampling.scaled import CHUNK_ROWS, ScaledRows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,38 +47,56 @@ class SparsePart:
         """Return probabilities [N, C] of these rows of the part, and the columns' token ids."""
         return self.probs[index], self.token_ids[index]
 
+    def draw_native(
+        self, index: Tensor, uniforms: Tensor, left_out: LeftOut | None
+    ) -> Tensor | None:
+        """Return one drawn token id per row of `index`, [N], if kernels can draw it."""
+        return draw_listed((self.probs, self.token_ids), index, uniforms, left_out)
+
     def sample_coupled(self, keys: Tensor) -> Tensor:
         """Return the coupled sample of every row of the part, [r]."""
+        samples = sample_listed(self.probs, self.token_ids, keys)
+        if samples is not None:
+            return samples
         columns = (self.probs / exponential(keys, self.token_ids)).argmax(dim=-1, keepdim=True)
         return self.token_ids.gather(1, columns).squeeze(1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DensePart:
-    """Rows over the whole vocabulary, as scaled logits: p = exp(l / T - peak) * peak_prob.
+    """Rows over the whole vocabulary, as logits.
 
     Nothing of the size of the logits is made from them except for a few rows at a time.
     """
 
     rows: np.ndarray  # [r] int64, places in the whole batch
-    logits: Tensor  # [r, V] float32
-    temperature: Tensor  # [r, 1]
-    peak: Tensor  # [r, 1] max of l / T
-    peak_prob: Tensor  # [r, 1] its probability
+    scaled: ScaledRows  # [r, V]
 
     def get_probs(self, index: Tensor, token_ids: Tensor) -> Tensor:
         """Return the probability of one token in each of these rows of the part, [N]."""
-        scaled = self.logits[index, token_ids][:, None] / self.temperature[index]
-        return ((scaled - self.peak[index]).exp() * self.peak_prob[index]).squeeze(1)
+        given = self.scaled
+        scaled = given.logits[index, token_ids][:, None] / given.temperature[index]
+        return ((scaled - given.peak[index]).exp() * given.peak_prob[index]).squeeze(1)
 
     def select(self, index: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return probabilities [N, V] of these rows of the part; the column is the token id."""
-        return self.logits[index].div_(self.temperature[index]).softmax(dim=-1), None
+        given = self.scaled
+        return given.logits[index].div_(given.temperature[index]).softmax(dim=-1), None
+
+    def draw_native(
+        self, index: Tensor, uniforms: Tensor, left_out: LeftOut | None
+    ) -> Tensor | None:
+        """Return one drawn token id per row of `index`, [N], if kernels can draw it."""
+        return draw_rows(self.scaled, index, uniforms, left_out)
 
     def sample_coupled(self, keys: Tensor) -> Tensor:
         """Return the coupled sample of every row of the part, [r]."""
+        samples = sample_coupled(self.scaled.logits, self.scaled.temperature, keys)
+        return self._sample_reference(keys) if samples is None else samples
+
+    def _sample_reference(self, keys: Tensor) -> Tensor:
         device = keys.device
-        every_id = torch.arange(self.logits.shape[1], device=device)
+        every_id = torch.arange(self.scaled.logits.shape[1], device=device)
         samples = []
         for index in torch.arange(len(keys), device=device).split(CHUNK_ROWS):
             probs, _ = self.select(index)

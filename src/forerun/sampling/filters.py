@@ -5,6 +5,7 @@ token while the mass before it is below top_p); min-p last (keep p >= min_p * ma
 ordered by token id, and top-k keeps exactly k. The kept tokens are then a prefix of the list
 (logit descending, id ascending), and only its head is built: 256 candidates, then 2048 for rows
 whose cut is not inside, then a threshold found by histograms over the vocabulary.
+Native kernels find the same prefix row by row; what follows from it is the same for both.
 Shapes: R rows, r rows still pending, V vocabulary, C candidates.
 """
 
@@ -19,13 +20,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from forerun.core import SamplingParams
-from forerun.sampling.distribution import (
-    CHUNK_ROWS,
-    DensePart,
-    Part,
-    SparsePart,
-    TargetDistribution,
-)
+from forerun.kernels.cut_ops import CutRows, cut_rows, mask_tail
+from forerun.sampling.distribution import DensePart, Part, SparsePart, TargetDistribution
+from forerun.sampling.scaled import ScaledRows
 
 CANDIDATE_WIDTHS = (256, 2048)
 _TOP_K_OFF = 2**31
@@ -67,71 +64,51 @@ class RowFilters:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _ScaledRows:
-    """Logits with their temperature and the facts one pass over each row gives."""
-
-    logits: Tensor  # [R, V]
-    temperature: Tensor  # [R, 1]
-    peak: Tensor  # [R, 1] max of logits / temperature
-    peak_prob: Tensor  # [R, 1]
-
-    @classmethod
-    def measure(cls, logits: Tensor, temperature: np.ndarray) -> _ScaledRows:
-        """Find peak and normaliser of every row, a few rows at a time."""
-        columns = torch.from_numpy(temperature).to(logits.device)[:, None]
-        is_scaled = bool(np.any(temperature != 1.0))
-        peaks, peak_probs = [], []
-        for chunk, divisor in zip(logits.split(CHUNK_ROWS), columns.split(CHUNK_ROWS), strict=True):
-            scaled = chunk / divisor if is_scaled else chunk
-            peaks.append(scaled.amax(dim=-1, keepdim=True))
-            peak_probs.append(scaled.softmax(dim=-1).amax(dim=-1, keepdim=True))
-        peak, peak_prob = torch.cat(peaks), torch.cat(peak_probs)
-        return cls(logits=logits, temperature=columns, peak=peak, peak_prob=peak_prob)
-
-    def select(self, rows: np.ndarray) -> _ScaledRows:
-        """Return some rows (sorted, unique); itself when that is all of them."""
-        if len(rows) == len(self.logits):
-            return self
-        index = torch.from_numpy(rows).to(self.logits.device)
-        return _ScaledRows(
-            logits=self.logits[index],
-            temperature=self.temperature[index],
-            peak=self.peak[index],
-            peak_prob=self.peak_prob[index],
-        )
-
-    def compute_probs(self, logits: Tensor) -> Tensor:
-        """Return the probabilities of some logits of each row, [R, any]."""
-        return (logits / self.temperature - self.peak).exp_().mul_(self.peak_prob)
-
-
 def build_distribution(logits: Tensor, filters: RowFilters) -> TargetDistribution:
     """Return the distributions of processed logits [R, V] float32, which are left unchanged."""
-    scaled = _ScaledRows.measure(logits, filters.temperature)
+    scaled = ScaledRows.measure(logits, filters.temperature)
     is_finite = scaled.peak.isfinite() & scaled.peak_prob.isfinite()
     is_cut = (filters.top_k < logits.shape[1]) | (filters.top_p < 1.0) | (filters.min_p > 0.0)
     parts: list[Part] = []
     dense, pending = np.nonzero(~is_cut)[0], np.nonzero(is_cut)[0]
     if len(dense):
-        parts.append(_build_dense(dense, scaled.select(dense)))
+        parts.append(DensePart(rows=dense, scaled=scaled.select(dense)))
     if len(pending):
         parts += _cut_rows(scaled, pending, filters)
     return TargetDistribution(parts, is_finite.squeeze(1))
 
 
-def _build_dense(rows: np.ndarray, scaled: _ScaledRows) -> DensePart:
-    return DensePart(
-        rows=rows,
-        logits=scaled.logits,
-        temperature=scaled.temperature,
-        peak=scaled.peak,
-        peak_prob=scaled.peak_prob,
-    )
+def _cut_rows(scaled: ScaledRows, pending: np.ndarray, filters: RowFilters) -> list[Part]:
+    """Cut the pending rows; parts without rows are left out."""
+    chosen = filters.select(pending)
+    limits = {"top_k": chosen.top_k, "top_p": chosen.top_p, "min_p": chosen.min_p}
+    cut = cut_rows(scaled, pending, limits, CANDIDATE_WIDTHS[-1])
+    if cut is None:
+        return _cut_reference(scaled, pending, filters)
+    is_listed = cut.num_kept.numpy() <= CANDIDATE_WIDTHS[-1]
+    if is_listed.all():
+        return [SparsePart(rows=pending, token_ids=cut.token_ids, probs=cut.probs)]
+    listed, wide = np.nonzero(is_listed)[0], np.nonzero(~is_listed)[0]
+    parts: list[Part] = [
+        _build_wide(scaled, pending[wide], chosen.temperature[wide], cut.select(wide))
+    ]
+    if len(listed):
+        kept = cut.select(listed)
+        parts.append(SparsePart(rows=pending[listed], token_ids=kept.token_ids, probs=kept.probs))
+    return parts
 
 
-def _cut_rows(scaled: _ScaledRows, pending: np.ndarray, filters: RowFilters) -> list[Part]:
-    """Cut each pending row with the fewest candidates that suffice."""
+def _build_wide(
+    scaled: ScaledRows, rows: np.ndarray, temperature: np.ndarray, cut: CutRows
+) -> DensePart:
+    """Return these rows without the tokens after the last one of each."""
+    logits = mask_tail(scaled.logits, rows, cut.last_logits, cut.last_ids)
+    assert logits is not None, "kernels that cut these rows can also mask them"
+    return DensePart(rows=rows, scaled=ScaledRows.measure(logits, temperature))
+
+
+def _cut_reference(scaled: ScaledRows, pending: np.ndarray, filters: RowFilters) -> list[Part]:
+    """Cut each pending row in PyTorch, with the fewest candidates that suffice."""
     parts: list[Part] = []
     vocab_size = scaled.logits.shape[1]
     for width in CANDIDATE_WIDTHS:
@@ -147,14 +124,13 @@ def _cut_rows(scaled: _ScaledRows, pending: np.ndarray, filters: RowFilters) -> 
             pending = np.sort(np.concatenate([pending, tried[is_open]]))
     if len(pending):
         cut = _cut_by_threshold(scaled.select(pending), filters.select(pending))
-        parts.append(
-            _build_dense(pending, _ScaledRows.measure(cut.log_(), np.ones(len(cut), np.float32)))
-        )
+        dense = ScaledRows.measure(cut.log_(), np.ones(len(cut), np.float32))
+        parts.append(DensePart(rows=pending, scaled=dense))
     return [part for part in parts if len(part.rows)]
 
 
 def _cut_candidates(
-    scaled: _ScaledRows, rows: np.ndarray, filters: RowFilters, width: int
+    scaled: ScaledRows, rows: np.ndarray, filters: RowFilters, width: int
 ) -> tuple[SparsePart, np.ndarray]:
     """Return the rows whose cut lies inside `width` candidates, and a mask of those left open."""
     values, token_ids = _find_candidates(scaled.logits, width)
@@ -191,7 +167,7 @@ def _count_kept(probs: Tensor, filters: RowFilters) -> Tensor:
     return keep.sum(dim=-1, keepdim=True).clamp_(min=1)
 
 
-def _cut_by_threshold(scaled: _ScaledRows, filters: RowFilters) -> Tensor:
+def _cut_by_threshold(scaled: ScaledRows, filters: RowFilters) -> Tensor:
     """Return probabilities [r, V] cut, not renormalised, without candidates: for very wide cuts."""
     ranks = _to_ordered_ints(scaled.logits)
     probs = scaled.compute_probs(scaled.logits)

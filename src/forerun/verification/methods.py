@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.sampling.distribution import TargetDistribution
+from forerun.kernels.sampling_ops import LeftOut
+from forerun.sampling.distribution import Part, TargetDistribution
 from forerun.sampling.filters import build_distribution
 from forerun.sampling.noise import Stream
 from forerun.sampling.reduce import argmax_rows, draw
@@ -65,18 +66,18 @@ def verify_standard(
     drafts = _Drafts.build(layout, draft_probs, logits.device)
     num_accepted = _accept(distribution, drafts, layout)
     next_token_ids = _draw_next(distribution, drafts, num_accepted, layout)
-    packed = torch.cat([num_accepted, next_token_ids, distribution.is_finite.long()]).cpu().numpy()
+    packed = torch.cat([num_accepted, next_token_ids, distribution.is_finite.long()]).tolist()
     num_reqs = len(layout.requests)
     return [
         Verdict(
             token_ids=[*request.draft_token_ids[:accepted], next_token],
             num_accepted=accepted,
-            is_finite=bool(packed[2 * num_reqs + row : 2 * num_reqs + row + accepted + 1].all()),
+            is_finite=all(packed[2 * num_reqs + row : 2 * num_reqs + row + accepted + 1]),
         )
         for request, accepted, next_token, row in zip(
             layout.requests,
-            packed[:num_reqs].tolist(),
-            packed[num_reqs : 2 * num_reqs].tolist(),
+            packed[:num_reqs],
+            packed[num_reqs : 2 * num_reqs],
             layout.row_starts.tolist(),
             strict=True,
         )
@@ -143,39 +144,55 @@ def _draw_next(
     """Return the recovered or bonus token of every request, int64 [N]."""
     device = num_accepted.device
     is_rejected = num_accepted < _to_device(layout.num_drafts, device)
-    # NOTE: without a rejection there is no draft at this index; the clamp keeps the gather legal.
-    rejected = _to_device(layout.draft_starts, device) + num_accepted
-    rejected = rejected.clamp(max=max(len(drafts.token_ids) - 1, 0))
     uniforms = torch.where(
         is_rejected,
         _to_device(layout.draw_next_uniforms(Stream.RESIDUAL), device),
         _to_device(layout.draw_next_uniforms(Stream.BONUS), device),
     )
+    left_out = None
+    if len(drafts.token_ids):
+        rejected = _to_device(layout.draft_starts, device) + num_accepted
+        left_out = _find_left_out(drafts, torch.where(is_rejected, rejected, -1))
     token_ids = torch.empty_like(num_accepted)
     final_rows = _to_device(layout.row_starts, device) + num_accepted
     for part, places, index in distribution.split(final_rows):
-        weights, columns = part.select(index)
-        if len(drafts.token_ids):
-            residual = _compute_residual(weights, columns, drafts, rejected[places])
-            weights = torch.where(is_rejected[places, None], residual, weights)
-        drawn = draw(weights, uniforms[places])
-        token_ids[places] = drawn if columns is None else _pick(columns, drawn)
+        chosen = None if left_out is None else left_out.select(places)
+        token_ids[places] = _draw_part(part, index, uniforms[places], chosen)
     return token_ids
 
 
-def _compute_residual(
-    probs: Tensor, token_ids: Tensor | None, drafts: _Drafts, rejected: Tensor
-) -> Tensor:
-    """Return the residual of target `probs` [N, C] against the drafts at `rejected` [N].
+def _find_left_out(drafts: _Drafts, rejected: Tensor) -> LeftOut:
+    """Return what each draw leaves out after the rejection of this draft [N], -1 being none."""
+    nothing = torch.full_like(rejected, -1)
+    if drafts.probs is not None:
+        return LeftOut(token_ids=nothing, probs=drafts.probs, rows=rejected)
+    token_ids = torch.where(rejected >= 0, drafts.token_ids[rejected.clamp(min=0)], -1)
+    return LeftOut(token_ids=token_ids, probs=None, rows=nothing)
+
+
+def _draw_part(part: Part, index: Tensor, uniforms: Tensor, left_out: LeftOut | None) -> Tensor:
+    """Return one token id per row of `index` [N] of one part."""
+    token_ids = part.draw_native(index, uniforms, left_out)
+    if token_ids is not None:
+        return token_ids
+    weights, columns = part.select(index)
+    if left_out is not None:
+        weights = _compute_residual(weights, columns, left_out)
+    drawn = draw(weights, uniforms)
+    return drawn if columns is None else _pick(columns, drawn)
+
+
+def _compute_residual(probs: Tensor, token_ids: Tensor | None, left_out: LeftOut) -> Tensor:
+    """Return what is left of `probs` [N, C]; rows that leave out nothing stay as they are.
 
     `token_ids` [N, C] names the columns; None means the whole vocabulary.
     """
-    if drafts.probs is not None:
-        given = drafts.probs[rejected]
+    if left_out.probs is not None:
+        given = left_out.probs[left_out.rows.clamp(min=0)] * (left_out.rows >= 0)[:, None]
         return compute_residual(probs, given if token_ids is None else given.gather(1, token_ids))
     if token_ids is None:
         token_ids = torch.arange(probs.shape[1], device=probs.device)[None, :]
-    return compute_one_hot_residual(probs, token_ids == drafts.token_ids[rejected][:, None])
+    return compute_one_hot_residual(probs, token_ids == left_out.token_ids[:, None])
 
 
 def _pick(values: Tensor, columns: Tensor) -> Tensor:

@@ -105,7 +105,8 @@ class Step:
         for index, (context, count) in enumerate(self.requests):
             for position in range(context, context + count):
                 first = 0 if self.layer.window is None else position - self.layer.window + 1
-                seen = slice(max(first, 0), position + 1)
+                last = position if self.layer.causal else context + count - 1
+                seen = slice(max(first, 0), last + 1)
                 keys = self.keys[index][seen].double().repeat_interleave(group_size, 1)
                 values = self.values[index][seen].double().repeat_interleave(group_size, 1)
                 query = self.query[len(rows)].double()
@@ -115,7 +116,11 @@ class Step:
 
 
 def make_layer(
-    num_kv_heads: int = 2, group_size: int = 2, window: int | None = None, index: int = 0
+    num_kv_heads: int = 2,
+    group_size: int = 2,
+    window: int | None = None,
+    index: int = 0,
+    causal: bool = True,
 ) -> AttentionLayer:
     return AttentionLayer(
         index=index,
@@ -124,6 +129,7 @@ def make_layer(
         head_dim=HEAD_DIM,
         scale=0.3,
         window=window,
+        causal=causal,
     )
 
 
@@ -141,6 +147,7 @@ requests_strategy = st.lists(
     num_kv_heads=st.integers(1, 3),
     group_size=st.integers(1, 4),
     window=st.one_of(st.none(), st.integers(1, 60)),
+    causal=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_equals_the_oracle(
@@ -149,9 +156,10 @@ def test_equals_the_oracle(
     num_kv_heads: int,
     group_size: int,
     window: int | None,
+    causal: bool,
     seed: int,
 ) -> None:
-    layer = make_layer(num_kv_heads, group_size, window)
+    layer = make_layer(num_kv_heads, group_size, window, causal=causal)
     step = Step(requests, layer, kv_block_size, seed)
     torch.testing.assert_close(
         step.run(TorchRefBackend()), step.compute_oracle(), atol=2e-5, rtol=0
@@ -160,8 +168,10 @@ def test_equals_the_oracle(
 
 @pytest.mark.parametrize("window", [None, 100, 300])
 @pytest.mark.parametrize("context", [0, 37])
-def test_long_chunks_are_cut_without_a_seam(context: int, window: int | None) -> None:
-    step = Step([(context, 2 * PIECE_ROWS + 9), (3, 2)], make_layer(window=window), 16, seed=1)
+@pytest.mark.parametrize("causal", [True, False])
+def test_long_chunks_are_cut_without_a_seam(context: int, window: int | None, causal: bool) -> None:
+    layer = make_layer(window=window, causal=causal)
+    step = Step([(context, 2 * PIECE_ROWS + 9), (3, 2)], layer, 16, seed=1)
     torch.testing.assert_close(
         step.run(TorchRefBackend()), step.compute_oracle(), atol=2e-5, rtol=0
     )

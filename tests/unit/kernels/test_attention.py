@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forerun.attention.native import CHUNK_SIZE, FEW_ROWS, NativeBackend
+from forerun.attention.native import BLOCK_ROWS, CHUNK_SIZE, NativeBackend
 from forerun.attention.torch_ref import TorchRefBackend
 from forerun.kernels import Kernels
 from ragged_steps import RaggedStep, make_layer
@@ -23,9 +23,9 @@ DTYPES = (torch.float32, torch.bfloat16)
 # Weights and the result are rounded to 8 bits each: one part in 256 of the largest value.
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 5.0 / 128}
 
-few_rows = st.tuples(
+some_rows = st.tuples(
     st.one_of(st.integers(0, 40), st.integers(CHUNK_SIZE - 3, 2 * CHUNK_SIZE + 3)),
-    st.one_of(st.integers(1, 9), st.integers(10, FEW_ROWS)),
+    st.one_of(st.integers(1, 9), st.integers(10, BLOCK_ROWS), st.integers(BLOCK_ROWS, 80)),
 )
 fixtures_are_constant = settings(
     deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -39,12 +39,13 @@ def assert_close(result: torch.Tensor, expected: torch.Tensor, dtype: torch.dtyp
 
 @settings(fixtures_are_constant, max_examples=60)
 @given(
-    requests=st.lists(few_rows, min_size=1, max_size=5),
+    requests=st.lists(some_rows, min_size=1, max_size=5),
     kv_block_size=st.sampled_from([1, 4, 5, 16, 64]),
     num_kv_heads=st.integers(1, 3),
     group_size=st.integers(1, 5),
     head_dim=st.sampled_from([2, 6, 12, 16, 40, 64, 80]),
     window=st.one_of(st.none(), st.integers(1, 300)),
+    causal=st.booleans(),
     num_shared=st.integers(0, 3),
     dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 99),
@@ -57,12 +58,17 @@ def test_equals_the_oracle_and_never_reads_elsewhere(
     group_size: int,
     head_dim: int,
     window: int | None,
+    causal: bool,
     num_shared: int,
     dtype: torch.dtype,
     seed: int,
 ) -> None:
     layer = make_layer(
-        num_kv_heads=num_kv_heads, group_size=group_size, head_dim=head_dim, window=window
+        num_kv_heads=num_kv_heads,
+        group_size=group_size,
+        head_dim=head_dim,
+        window=window,
+        causal=causal,
     )
     step = RaggedStep(
         requests,
@@ -86,7 +92,7 @@ def test_heads_of_real_models(kernels: Kernels, head_dim: int, dtype: torch.dtyp
 @settings(fixtures_are_constant, max_examples=25)
 @given(
     requests=st.lists(
-        st.tuples(st.integers(0, 150), st.integers(1, 2 * FEW_ROWS)), min_size=1, max_size=6
+        st.tuples(st.integers(0, 150), st.integers(1, 2 * BLOCK_ROWS)), min_size=1, max_size=6
     ),
     window=st.one_of(st.none(), st.integers(1, 100)),
     seed=st.integers(0, 99),
@@ -94,7 +100,7 @@ def test_heads_of_real_models(kernels: Kernels, head_dim: int, dtype: torch.dtyp
 def test_writes_and_answers_what_the_reference_does(
     kernels: Kernels, requests: list[tuple[int, int]], window: int | None, seed: int
 ) -> None:
-    """Requests with many rows, at any place among the others, are left to the reference."""
+    """Requests with many rows may stand at any place among the others."""
     step = RaggedStep(requests, make_layer(window=window), kv_block_size=4, seed=seed)
     ours, theirs = step.build_store(unused=0.0), step.build_store(unused=0.0)
     result = step.run(NativeBackend(kernels), ours)
@@ -165,6 +171,28 @@ def test_a_verified_row_equals_the_same_row_decoded(
         )
         single.query = step.query[row : row + 1]
         assert torch.equal(single.run(backend)[0], verified[row]), row
+
+
+@pytest.mark.parametrize("window", [None, 50, 130])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_is_the_same_in_chunks_of_any_size(
+    kernels: Kernels, dtype: torch.dtype, window: int | None
+) -> None:
+    """Prefill whole, in chunks or after a prefix hit: a position gets the same bits."""
+    layer = make_layer(head_dim=64, group_size=3, window=window)
+    step = RaggedStep([(40, 260)], layer, dtype=dtype)
+    backend = NativeBackend(kernels)
+    whole = step.run(backend)
+    start = 0
+    for count in (1, 31, 33, 64, 97, 34):
+        part = RaggedStep([(40 + start, count)], layer, dtype=dtype)
+        part.keys, part.values = (
+            [numbers[0][: 40 + start + count]] for numbers in (step.keys, step.values)
+        )
+        part.query = step.query[start : start + count]
+        assert torch.equal(part.run(backend), whole[start : start + count]), start
+        start += count
+    assert start == 260
 
 
 def test_rows_are_read_where_they_lie(kernels: Kernels) -> None:

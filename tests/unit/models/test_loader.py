@@ -162,7 +162,7 @@ def test_generation_config_adds_end_tokens(folder: Path) -> None:
 def test_tied_head_shares_storage(tmp_path: Path) -> None:
     save_hf_model(tmp_path, "llama", tie_word_embeddings=True)
     model = load_model(tmp_path, dtype=torch.bfloat16)
-    assert model.head.weight.data_ptr() == model.embed.weight.data_ptr()
+    assert model.head.table is model.embed.table
 
 
 def test_redundant_head_of_a_tied_model_is_accepted(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_progress_counts_to_the_end(folder: Path) -> None:
 
 
 def test_norms_stay_float32_in_a_bfloat16_model(folder: Path) -> None:
-    model = load_model(folder, dtype=torch.bfloat16)
+    model = load_model(folder, dtype=torch.bfloat16, pack=False)
     kinds = {
         name.endswith("norm.weight"): weight.dtype for name, weight in model.named_parameters()
     }
@@ -189,7 +189,7 @@ def test_norms_stay_float32_in_a_bfloat16_model(folder: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_model_is_a_function_of_its_seed(family: str) -> None:
-    one, same, other = (make_model(family, seed=seed) for seed in (3, 3, 4))
+    one, same, other = (make_model(family, seed=seed, pack=False) for seed in (3, 3, 4))
     weights = [list(model.parameters()) for model in (one, same, other)]
     assert all(torch.equal(left, right) for left, right in zip(*weights[:2], strict=True))
     assert not any(torch.equal(left, right) for left, right in zip(*weights[::2], strict=True))

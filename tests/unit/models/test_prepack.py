@@ -1,4 +1,4 @@
-"""Prepacked weights: same results, and one resident copy."""
+"""Prepacked weights (oneDNN's layout): same results, and one resident copy."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tiny_models
+from forerun import kernels
 from forerun.layers.linear import Linear, WeightOptions, _can_prepack
 
 
@@ -28,14 +29,22 @@ def test_prepacked_linear_equals_plain(num_rows: int, bias: bool) -> None:
 
 def test_only_one_copy_of_a_weight_is_held() -> None:
     linear = make_linear(torch.bfloat16, bias=False)
-    can = _can_prepack(linear.weight)
+    can = _can_prepack(linear.plain_weight)
     linear.prepack()
     assert (linear.weight is None) == can
-    assert (linear.packed_weight is not None) == can
+    assert (linear.onednn_weight is not None) == can
 
 
-def test_float32_is_left_alone() -> None:
-    model = tiny_models.make_model(dtype=torch.float32)
-    linears = [module for module in model.modules() if isinstance(module, Linear)]
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_without_kernels_only_bfloat16_layers_are_prepacked(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "_probe", lambda: (None, "switched off"))
+    model = tiny_models.make_model(dtype=dtype)
+    linears = [linear for layer in model.layers for linear in layer.linears()]
+    can = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     assert len(linears) == 8
-    assert all(linear.packed_weight is None for linear in linears)
+    assert all((linear.onednn_weight is not None) == can for linear in linears)
+    # Rows of the embedding are read, which oneDNN's layout does not allow.
+    assert model.embed.table.weight is not None
+    assert model.segments is None

@@ -7,16 +7,18 @@
 
 namespace forerun {
 
-constexpr int64_t kAbiVersion = 2;
+constexpr int64_t kAbiVersion = 3;
 
 // Values of the `dtype` arguments.
 constexpr int64_t kFloat32 = 0;
 constexpr int64_t kBFloat16 = 1;
 
-// One layer of one step, few-row requests only. Request i owns counts[i] rows from starts[i] on.
-// Its visible positions are cut into chunks at multiples of chunk_size, which are computed
-// independently; chunks chunk_begin[i] .. chunk_begin[i + 1] - 1 are its, the first one starting
-// at position first[i]. Partial results of chunk c start at row partial_begin[c].
+// One layer of one step. Block of rows i (a request's, or a part of them) owns counts[i] rows from
+// starts[i] on. Its visible positions are cut into chunks at multiples of chunk_size, which are
+// computed one by one and combined; chunks chunk_begin[i] .. chunk_begin[i + 1] - 1 are its, the
+// first one starting at position first[i]. Partial results of chunk c start at row
+// partial_begin[c]. Chunks of the first num_shared blocks may go to different threads; any other
+// block is one thread's, because it has work enough and its partial results stay in the cache.
 struct AttentionParams {
   void *keys;    // [num_blocks, num_kv_heads, block_size, head_dim]
   void *values;  // same shape
@@ -25,21 +27,158 @@ struct AttentionParams {
   const void *value;  // same, rows value_stride apart
   void *output;       // [rows, num_heads, head_dim], contiguous
   float *workspace;   // as many floats as forerun_attention_workspace says
-  const int64_t *starts;         // [num_reqs]
-  const int64_t *counts;         // [num_reqs]
-  const int64_t *contexts;       // [num_reqs] positions cached before this step
-  const int64_t *tables;         // [num_reqs, table_width] block ids
-  const int64_t *slots;          // [rows] block id * block_size + offset
-  const int64_t *first;          // [num_reqs]
-  const int64_t *chunk_begin;    // [num_reqs + 1]
-  const int64_t *chunk_request;  // [num_chunks]
-  const int64_t *partial_begin;  // [num_chunks + 1]
+  const int64_t *starts;         // [num_blocks]
+  const int64_t *counts;         // [num_blocks]
+  const int64_t *contexts;       // [num_blocks] position of the first row
+  const int64_t *ends;           // [num_blocks] positions the block sees; its rows' own if causal
+  const int64_t *tables;         // [num_blocks, table_width] KV block ids
+  const int64_t *slots;          // [rows] KV block id * block_size + offset
+  const int64_t *first;          // [num_blocks]
+  const int64_t *chunk_begin;    // [num_blocks + 1]
+  const int64_t *chunk_owner;    // [chunks] block of rows
+  const int64_t *partial_begin;  // [chunks + 1]
   int64_t query_stride, key_stride, value_stride;
-  int64_t num_reqs, num_chunks, table_width, max_count;
+  int64_t num_blocks, num_shared, max_private_chunks, table_width, max_count;
   int64_t num_heads, num_kv_heads, head_dim, block_size, chunk_size;
   int64_t window;  // 0: everything before a row is visible
+  int64_t causal;  // 0: what comes after a row is visible too
   int64_t dtype, num_threads;
   double scale;
+};
+
+// A weight [out_features, in_features] in panels: see linear.h.
+struct PackedWeight {
+  const void *panels;  // null: this weight is absent
+  const float *bias;   // [out_features] or null
+  int64_t out_features, in_features;
+};
+
+struct PackParams {
+  const void *weight;  // [out_features, in_features], rows contiguous
+  void *panels;        // as many bytes as forerun_packed_bytes says, on a 64-byte boundary
+  int64_t out_features, in_features, dtype, num_threads;
+};
+
+// Rows row_ids[i] of a packed weight, as they were before packing.
+struct UnpackParams {
+  PackedWeight weight;
+  const int64_t *row_ids;  // [num_rows]
+  void *out;               // [num_rows, in_features]
+  int64_t num_rows, dtype, num_threads;
+};
+
+struct LinearParams {
+  PackedWeight weight;
+  const void *x;   // [num_rows, in_features], rows x_stride apart
+  void *out;       // [num_rows, out_features], of the model's type or float32
+  void *scratch;   // [num_rows, units of a row] units
+  int64_t x_stride, num_rows, out_dtype, dtype, num_threads;
+};
+
+// What lies between the attention of one layer and that of the next, in this order:
+//   o, [norm], add to the residual stream, norm, gate and up, activation, down, [norm]  if attended
+//   add to the residual stream, norm
+//   qkv, [norm of q and k heads], rotation of q and k heads                             if qkv
+// A null pointer leaves out the step in brackets.
+struct SegmentWeights {
+  PackedWeight o, gate_up, down, qkv;
+  const float *post_attention_norm, *mlp_norm, *post_mlp_norm, *input_norm;  // [hidden_size]
+  const float *head_norm;  // [num_rotated_heads, head_dim]
+  int64_t hidden_size, num_rotated_heads, head_dim;
+  int64_t activation;  // 0 silu, 1 gelu_tanh
+  double eps;
+};
+
+struct SegmentParams {
+  const SegmentWeights *weights;
+  const void *attended;  // [num_rows, o.in_features] or null: nothing was attended yet
+  void *residual;        // [num_rows, hidden_size], updated in place
+  void *update;          // [num_rows, hidden_size] scratch
+  void *normed;          // [num_rows, hidden_size] scratch; the result of a segment without qkv
+  void *gated;           // [num_rows, down.in_features] scratch
+  void *heads;           // [num_rows, qkv.out_features] result
+  void *scratch;         // [num_rows, units of the widest input] units
+  const void *cosines, *sines;  // [num_rows, head_dim / 2], rows angle strides apart
+  int64_t cos_stride, sin_stride;
+  int64_t num_rows, dtype, num_threads;
+};
+
+// Below: rows of float32 logits [num_rows, vocab_size], row_stride apart.
+
+// Coupled samples: argmax of p / E(key, token), the first among equals.
+struct SampleParams {
+  const float *logits, *temperature;  // [num_rows, vocab_size], [num_rows]
+  const int64_t *keys;                // [num_rows]
+  double *scores;                     // [num_rows, num_slices] scratch
+  int64_t *slice_ids;                 // same
+  int64_t *token_ids;                 // [num_rows] result
+  int64_t row_stride, num_rows, vocab_size, num_slices, num_threads;
+};
+
+// The same from candidates by descending probability.
+struct SampleListedParams {
+  const float *probs;         // [num_rows, width], rows probs_stride apart
+  const int64_t *listed_ids;  // same, rows ids_stride apart
+  const int64_t *keys;        // [num_rows]
+  int64_t *token_ids;         // [num_rows] result
+  int64_t probs_stride, ids_stride, num_rows, width, num_threads;
+};
+
+// The maximum of l / T and its probability, and the probability of each tile of 2048 tokens.
+// A row without a distribution has a maximum or a probability that is not finite.
+struct MeasureParams {
+  const float *logits, *temperature;
+  float *tile_peaks;          // [num_rows, vocab_size / 2048 rounded up] scratch
+  float *tile_probs;          // same, result
+  float *peaks, *peak_probs;  // [num_rows] results
+  int64_t row_stride, num_rows, vocab_size, num_threads;
+};
+
+// Draw i is from row rows[i], measured before, of which it leaves out the token left_out_ids[i] and
+// all that row left_out_rows[i] of another distribution covers. -1 is none, and so is a null pointer.
+struct DrawParams {
+  const float *logits, *temperature, *peaks, *peak_probs, *tile_probs;
+  const float *left_out;  // [.., vocab_size], rows left_out_stride apart
+  const int64_t *rows, *left_out_ids, *left_out_rows;  // [num_draws]
+  const double *uniforms;                              // [num_draws] in [0, 1)
+  float *tile_sums;    // [num_draws, vocab_size / 2048 rounded up] scratch
+  int64_t *token_ids;  // [num_draws] result
+  int64_t row_stride, left_out_stride, num_draws, vocab_size, num_threads;
+};
+
+// The same from rows of candidates, zeros after the last one.
+struct DrawListedParams {
+  const float *probs;         // [.., width], rows probs_stride apart
+  const int64_t *listed_ids;  // same, rows ids_stride apart
+  const float *left_out;
+  const int64_t *rows, *left_out_ids, *left_out_rows;  // [num_draws]
+  const double *uniforms;                              // [num_draws] in [0, 1)
+  int64_t *token_ids;                                  // [num_draws] result
+  int64_t probs_stride, ids_stride, left_out_stride, num_draws, width, num_threads;
+};
+
+// Top-k, top-p and min-p of the rows rows[i], measured before. The num_kept[i] tokens that survive
+// are written if they are at most `capacity`: by descending logit, with probabilities, zeros up to
+// the longest list. The last of them is written in any case.
+struct CutParams {
+  const float *logits, *temperature, *peaks, *peak_probs;
+  const int64_t *rows, *top_k;  // [num_rows]; top_k 2^31 is off
+  const double *top_p, *min_p;  // [num_rows]
+  int64_t *token_ids;           // [num_rows, capacity] results
+  float *probs;
+  int64_t *num_kept, *last_ids;  // [num_rows] results
+  float *last_logits;
+  uint64_t *scratch;  // [num_threads, capacity + 3 * (vocab_size + 16)]
+  int64_t row_stride, num_rows, vocab_size, capacity, num_threads;
+};
+
+// Copies of the rows rows[i] with -inf for all tokens after the last one by (logit descending, id).
+struct MaskParams {
+  const float *logits;
+  const int64_t *rows, *last_ids;  // [num_rows]
+  const float *last_logits;
+  float *out;  // [num_rows, vocab_size]
+  int64_t row_stride, num_rows, vocab_size, num_threads;
 };
 
 }  // namespace forerun

@@ -1,4 +1,4 @@
-// Attention of one request's query vectors over one chunk of its positions, for one KV head.
+// Attention of one block of rows' query vectors over one chunk of its positions, for one KV head.
 //
 // Queries m = row * group + head share every key they read. Keys pass tile by tile (kLanes
 // positions) through a transposed copy, so that one vector holds the scores of kLanes positions;
@@ -34,48 +34,58 @@ inline void for_groups(int64_t num_queries, F f) {
   if (rest == 3) f(std::integral_constant<int, 3>{}, m);
 }
 
+// One query vector and the positions its row sees.
+struct Query {
+  const void *numbers;
+  int64_t oldest, newest;
+};
+
 // Buffers of one thread.
 struct Scratch {
   Units *tile;      // [units of a key, kLanes]
   uint32_t *packed; // [units of a chunk, padded head_dim]
   float *scores;    // [queries, chunk_size]
   void *probs;      // [queries, chunk_size], of the model's type
+  Query *queries;   // [queries]
 
-  static int64_t queries(const AttentionParams &p) {
+  static int64_t max_queries(const AttentionParams &p) {
     return p.max_count * (p.num_heads / p.num_kv_heads);
   }
   // One unit per number is enough for either type.
   static int64_t floats(const AttentionParams &p) {
     const int64_t dim = padded(p.head_dim);
-    return dim * kLanes + p.chunk_size * dim + 2 * queries(p) * p.chunk_size;
+    const int64_t described = round_up(max_queries(p) * sizeof(Query) / sizeof(float), kLanes);
+    return dim * kLanes + p.chunk_size * dim + 2 * max_queries(p) * p.chunk_size + described;
   }
   Scratch(const AttentionParams &p, float *memory) {
     const int64_t dim = padded(p.head_dim);
     tile = reinterpret_cast<Units *>(memory);
     packed = reinterpret_cast<uint32_t *>(memory + dim * kLanes);
     scores = memory + dim * kLanes + p.chunk_size * dim;
-    probs = scores + queries(p) * p.chunk_size;
+    float *weights = scores + max_queries(p) * p.chunk_size;
+    probs = weights;
+    queries = reinterpret_cast<Query *>(weights + max_queries(p) * p.chunk_size);
   }
 };
 
-// The part of a chunk that any row of the request sees; begin and end are multiples of kLanes.
+// The part of a chunk that any row of the block sees; begin and end are multiples of kLanes.
 struct Span {
-  int64_t request, head;
+  int64_t block, head;
   int64_t low, high;  // first and last position read
   int64_t begin, end;
   int64_t num_queries;
 
   Span(const AttentionParams &p, int64_t chunk, int64_t head) : head(head) {
-    request = p.chunk_request[chunk];
-    const int64_t context = p.contexts[request], count = p.counts[request];
+    block = p.chunk_owner[chunk];
+    const int64_t context = p.contexts[block];
     const int64_t start =
-        p.first[request] + (chunk - p.chunk_begin[request]) * p.chunk_size;
+        p.first[block] + (chunk - p.chunk_begin[block]) * p.chunk_size;
     const int64_t unseen = p.window > 0 ? std::max<int64_t>(context - p.window + 1, 0) : 0;
     low = std::max(start, unseen);
-    high = std::min(start + p.chunk_size, context + count) - 1;
+    high = std::min(start + p.chunk_size, p.ends[block]) - 1;
     begin = low / kLanes * kLanes;
     end = round_up(high + 1, kLanes);
-    num_queries = count * (p.num_heads / p.num_kv_heads);
+    num_queries = p.counts[block] * (p.num_heads / p.num_kv_heads);
   }
 };
 
@@ -86,7 +96,7 @@ struct Rows {
 
 // Positions outside low .. high may hold anything: they get the row of the nearest one inside.
 inline Rows find_rows(const AttentionParams &p, const Span &span, int64_t position) {
-  const int64_t *table = p.tables + span.request * p.table_width;
+  const int64_t *table = p.tables + span.block * p.table_width;
   const int64_t from = std::max(position, span.low);
   const int64_t to = std::min(position + kLanes - 1, span.high);
   int64_t place = from / p.block_size, offset = from % p.block_size;
@@ -137,12 +147,18 @@ inline void transpose_keys(const AttentionParams &p, const Rows &rows, Units *ti
   if (left > 0) transpose_part<T, false>(keys, rows, left, tile);
 }
 
+// List the queries of a span's rows, once per chunk: divisions would cost as much as the products.
 template <class T>
-inline const T *find_query(const AttentionParams &p, const Span &span, int64_t m) {
-  const int64_t group = p.num_heads / p.num_kv_heads;
-  const int64_t row = p.starts[span.request] + m / group;
-  const int64_t head = span.head * group + m % group;
-  return static_cast<const T *>(p.query) + row * p.query_stride + head * p.head_dim;
+inline void list_queries(const AttentionParams &p, const Span &span, Query *queries) {
+  const int64_t group = p.num_heads / p.num_kv_heads, first = p.starts[span.block];
+  for (int64_t row = 0; row < p.counts[span.block]; row++) {
+    const T *heads = static_cast<const T *>(p.query) + (first + row) * p.query_stride;
+    const int64_t position = p.contexts[span.block] + row;
+    const int64_t oldest = p.window > 0 ? position - p.window + 1 : 0;
+    const int64_t newest = p.causal ? position : p.ends[span.block] - 1;
+    for (int64_t head = span.head * group; head < (span.head + 1) * group; head++)
+      *queries++ = {heads + head * p.head_dim, oldest, newest};
+  }
 }
 
 // Scores of N queries with the keys of one tile; two sums each, to hide the latency of adding.
@@ -166,30 +182,29 @@ inline void score_group(const T *const queries[N], const Units *tile, int64_t nu
   }
 }
 
-// Scale scores and hide what the query's row must not see.
-inline Floats mask_scores(const AttentionParams &p, const Span &span, int64_t m,
-                          int64_t position, Floats scores) {
-  const int64_t row = p.contexts[span.request] + m / (p.num_heads / p.num_kv_heads);
-  const int64_t oldest = p.window > 0 ? row - p.window + 1 : 0;
+// Scale the scores of kLanes positions and hide those that the query's row must not see.
+inline Floats mask_scores(const Query &query, int64_t position, float scale, Floats scores) {
+  const Floats scaled = scores * scale;
+  if (query.oldest <= position && position + kLanes - 1 <= query.newest) return scaled;
   Ints offset;
   for (int i = 0; i < kLanes; i++) offset[i] = i;
-  const Ints last = Ints{} + static_cast<int32_t>(std::min<int64_t>(row - position, kLanes));
-  const Ints start = Ints{} + static_cast<int32_t>(std::max<int64_t>(oldest - position, -1));
-  const Floats hidden = splat(-__builtin_inff());
-  const Floats scaled = scores * static_cast<float>(p.scale);
-  return (offset <= last) & (offset >= start) ? scaled : hidden;
+  const int64_t last = std::min<int64_t>(query.newest - position, kLanes);
+  const int64_t start = std::max<int64_t>(query.oldest - position, -1);
+  const Ints seen = (offset <= Ints{} + static_cast<int32_t>(last)) &
+                    (offset >= Ints{} + static_cast<int32_t>(start));
+  return seen ? scaled : splat(-__builtin_inff());
 }
 
 template <class T, int N>
-inline void score_queries(const AttentionParams &p, const Span &span, int64_t m,
-                          int64_t position, const Scratch &scratch) {
-  const T *queries[N];
-  for (int n = 0; n < N; n++) queries[n] = find_query<T>(p, span, m + n);
+inline void score_queries(const AttentionParams &p, const Query *queries, const Units *tile,
+                          int64_t position, float *to) {
+  const T *numbers[N];
+  for (int n = 0; n < N; n++) numbers[n] = static_cast<const T *>(queries[n].numbers);
   Floats scores[N];
-  score_group<T, N>(queries, scratch.tile, p.head_dim / kPerUnit<T>, scores);
+  score_group<T, N>(numbers, tile, p.head_dim / kPerUnit<T>, scores);
+  const float scale = static_cast<float>(p.scale);
   for (int n = 0; n < N; n++)
-    write(scratch.scores + (m + n) * p.chunk_size + position - span.begin,
-          mask_scores(p, span, m + n, position, scores[n]));
+    write(to + n * p.chunk_size, mask_scores(queries[n], position, scale, scores[n]));
 }
 
 // Pack the values of one tile: unit k of `packed` holds, per dimension, the kPerUnit<T> values that
@@ -228,7 +243,8 @@ inline void score_chunk(const AttentionParams &p, const Span &span, const Span &
     prefetch_rows<T>(p.values, next, p.head_dim);
     transpose_keys<T>(p, rows, scratch.tile);
     for_groups(span.num_queries, [&](auto size, int64_t m) {
-      score_queries<T, size()>(p, span, m, position, scratch);
+      score_queries<T, size()>(p, scratch.queries + m, scratch.tile, position,
+                               scratch.scores + m * p.chunk_size + position - span.begin);
     });
     const int64_t unit = (position - span.begin) / kPerUnit<T>;
     pack_values<T>(p, rows, scratch.packed + unit * padded(p.head_dim));
@@ -289,6 +305,7 @@ template <class T>
 inline void attend_chunk(const AttentionParams &p, const Span &span, const Span &following,
                          const Scratch &scratch, float *sums, float *stats) {
   const int64_t width = padded(p.head_dim);
+  list_queries<T>(p, span, scratch.queries);
   score_chunk<T>(p, span, following, scratch);
   for (int64_t m = 0; m < span.num_queries; m++) {
     T *probs = static_cast<T *>(scratch.probs) + m * p.chunk_size;

@@ -1,0 +1,153 @@
+"""One forward pass taken apart: linear layers, attention, head, and everything between.
+
+Cases are (requests, rows per request, context): decoding, verification and prefill. Native calls
+are timed where Python makes them, so "between" is Python, PyTorch's small operations and thread
+hand-over. The floor is the bytes a step must read (weights once, the K/V of the context) over the
+read bandwidth measured in the same minute. Cases are interleaved; medians are printed, JSON last.
+
+    python benchmarks/step_parts.py                        # bf16 on the default model
+    python benchmarks/step_parts.py --cases 1x1@128,1x8@128 --repeats 50
+    python benchmarks/step_parts.py --model qwen2.5-coder-0.5b --dtype float32
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun import LLM
+from forerun.attention.base import AttentionBatch, AttentionContext
+from forerun.cache.kv_store import KVStore
+from forerun.doctor.bandwidth import measure_read_bandwidth
+from forerun.kernels import find_kernels
+from forerun.models.decoder import DecoderModel
+
+CASES = "1x1@128,1x8@128,8x1@128,32x1@256,64x1@128,32x1@1024,1x1@8192,1x512@0,1x512@3584"
+TIMED = {"segment": "linear", "attention": "attention", "linear": "head", "unpack": "embedding"}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """So many requests with so many rows each behind a context of so many positions."""
+
+    num_reqs: int
+    num_rows: int
+    context: int
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """Read REQUESTSxROWS@CONTEXT."""
+        requests, _, rest = text.partition("x")
+        rows, _, context = rest.partition("@")
+        return cls(int(requests), int(rows), int(context))
+
+    def build_batch(self, kv_block_size: int) -> AttentionBatch:
+        """Lay the requests out one after the other."""
+        total = self.context + self.num_rows
+        width = -(-total // kv_block_size)
+        tables = 1 + np.arange(self.num_reqs * width).reshape(self.num_reqs, width)
+        block, offset = np.divmod(np.arange(self.context, total), kv_block_size)
+        return AttentionBatch(
+            query_start_loc=np.arange(self.num_reqs + 1) * self.num_rows,
+            context_lens=np.full(self.num_reqs, self.context),
+            block_tables=tables,
+            slot_mapping=(tables[:, block] * kv_block_size + offset).ravel(),
+        )
+
+
+class Stopwatch:
+    """Adds up the seconds spent in native calls, by part."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def wrap(self, part: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return the function, timed."""
+
+        def timed(params: Any) -> Any:
+            started_s = time.perf_counter()
+            result = function(params)
+            self.seconds[part] += time.perf_counter() - started_s
+            return result
+
+        return timed
+
+
+@torch.inference_mode()
+def run_case(llm: LLM, case: Case, watch: Stopwatch) -> dict[str, float]:
+    """Run one step and return milliseconds by part."""
+    runner = llm.engine._runner
+    model, store, backend = runner._model, runner._kv_store, runner._backend
+    token_ids = torch.arange(case.num_reqs * case.num_rows) % 1000 + 100
+    positions = torch.arange(case.context, case.context + case.num_rows).repeat(case.num_reqs)
+    batch = case.build_batch(store.kv_block_size)
+    watch.seconds.clear()
+    started_s = time.perf_counter()
+    context = AttentionContext(
+        backend=backend, kv_store=store, metadata=backend.prepare(batch, store)
+    )
+    hidden = model.forward(token_ids, positions, context).hidden_states
+    model.compute_logits(choose_rows(case, hidden)).argmax(dim=-1)
+    whole = time.perf_counter() - started_s
+    parts = {part: watch.seconds[part] * 1e3 for part in TIMED.values()}
+    return {"step": whole * 1e3, **parts, "between": whole * 1e3 - sum(parts.values())}
+
+
+def choose_rows(case: Case, hidden: Tensor) -> Tensor:
+    """Return the rows that need logits: all when verifying, the last one of a long chunk."""
+    return hidden if case.num_rows <= 16 else hidden[case.num_rows - 1 :: case.num_rows]
+
+
+def count_bytes(model: DecoderModel, store: KVStore, case: Case) -> int:
+    """Return the bytes a step must read: every linear weight and the context's K/V."""
+    linears = [linear for layer in model.layers for linear in layer.linears()]
+    numbers = sum(x.in_features * x.out_features for x in [*linears, model.head.table])
+    per_token = sum(2 * x.num_kv_heads * x.head_dim for x in store.layers)
+    tokens = case.num_reqs * (case.context + case.num_rows)
+    return int((numbers + per_token * tokens) * model.embed.table.dtype.itemsize)
+
+
+def main() -> None:
+    """Run all cases in turn, several times."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default=None, help="model to load (default: the bundled one)")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--cases", default=CASES, help="REQUESTSxROWS@CONTEXT, comma-separated")
+    parser.add_argument("--repeats", type=int, default=15)
+    args = parser.parse_args()
+    named = {} if args.model is None else {"model": args.model}
+    llm = LLM(**named, dtype=args.dtype, speculative_config={"method": "none"})
+    watch, kernels = Stopwatch(), find_kernels()
+    assert kernels is not None, "there are no native calls to time"
+    model = llm.engine._runner._model
+    for name, part in TIMED.items():
+        setattr(kernels, name, watch.wrap(part, getattr(kernels, name)))
+    cases = [Case.parse(text) for text in args.cases.split(",")]
+    samples: dict[Case, list[dict[str, float]]] = {case: [] for case in cases}
+    for repeat in range(args.repeats + 1):
+        for case in cases:
+            sample = run_case(llm, case, watch)
+            if repeat > 0:
+                samples[case].append(sample)
+    bandwidth = measure_read_bandwidth()
+    rows = []
+    for case in cases:
+        row = {key: statistics.median(s[key] for s in samples[case]) for key in samples[case][0]}
+        row["floor"] = count_bytes(model, llm.engine._runner._kv_store, case) / bandwidth * 1e3
+        rows.append({"case": f"{case.num_reqs}x{case.num_rows}@{case.context}", **row})
+        print("  ".join(f"{k} {v:.2f}" if k != "case" else f"{v:>12}" for k, v in rows[-1].items()))
+    print(json.dumps({"benchmark": "step_parts", "bandwidth": bandwidth, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
