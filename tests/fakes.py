@@ -168,6 +168,7 @@ def make_engine(
     max_num_batched_tokens: int = 256,
     max_waiting_requests: int = 64,
     max_model_len: int = 512,
+    max_prefill_while_decoding: int | None = None,
     num_speculative_tokens: int = 5,
     enable_prefix_caching: bool = True,
 ) -> Engine:
@@ -181,6 +182,7 @@ def make_engine(
     limits = SchedulerLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        max_prefill_while_decoding=max_prefill_while_decoding or max_num_batched_tokens,
         max_waiting_requests=max_waiting_requests,
     )
     policy = build_policy(SpeculativeConfig(num_speculative_tokens=num_speculative_tokens))

@@ -66,6 +66,7 @@ def make_model_engine(
         dtype=torch.float32,
         max_model_len=model.spec.max_model_len,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens or 256,
+        max_prefill_while_decoding=config.scheduler.max_num_batched_tokens or 256,
         num_threads=1,
         kv_cache_bytes=0,
         num_blocks=num_blocks,

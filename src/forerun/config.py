@@ -68,11 +68,15 @@ class SchedulerConfig:
 
     max_num_seqs: int = _option(256, "requests running at once")
     max_num_batched_tokens: int | None = _option(None, "rows per step, all requests together")
+    max_prefill_while_decoding: int | None = _option(
+        None, "prompt rows per step while other requests decode"
+    )
     max_waiting_requests: int = _option(1024, "requests that may queue before a 503")
 
     def __post_init__(self) -> None:
         _check_positive("max_num_seqs", self.max_num_seqs)
         _check_positive("max_num_batched_tokens", self.max_num_batched_tokens)
+        _check_positive("max_prefill_while_decoding", self.max_prefill_while_decoding)
         _check_positive("max_waiting_requests", self.max_waiting_requests)
         rows = self.max_num_batched_tokens
         if rows is not None and rows < self.max_num_seqs:

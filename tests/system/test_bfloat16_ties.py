@@ -1,8 +1,11 @@
-"""In bfloat16 the batch's shape moves logits a little; every divergence must be a tie within that.
+"""What the rest of the batch does to a request's logits in bfloat16: nothing, or ties.
 
-The noise is measured in the same run: over all positions that a batch-1 and a batch-32 run share,
-the p99.9 of the absolute logit difference. Wherever batching or speculation changes a greedy token,
-the gap between the two tokens in the batch-1 logits must be within twice that.
+With native kernels every sum has a fixed order, so logits and text are the same bits at any batch
+size, with drafts or without, greedy or seeded. In PyTorch alone the batch's shape moves logits a
+little, and every divergence must be a tie within that. The noise is measured in the same run: over
+all positions that a batch-1 and a batch-32 run share, the p99.9 of the absolute logit difference.
+Wherever batching or speculation changes a greedy token, the gap between the two tokens in the
+batch-1 logits must be within twice that.
 """
 
 from __future__ import annotations
@@ -10,8 +13,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forerun import LLM, SamplingParams
+from forerun import LLM, SamplingParams, kernels
 from forerun.data import build_prompt_set
+from forerun.kernels import explain_kernels, find_kernels
 
 NUM_TOKENS = 24
 
@@ -43,18 +47,36 @@ class LogitsRecorder:
         verifier.verify = record
 
 
-def run(method: str, batch: int) -> tuple[list[list[int]], list[list[int]], LogitsRecorder]:
+def run(
+    method: str, batch: int, temperature: float = 0.0
+) -> tuple[list[list[int]], list[list[int]], LogitsRecorder]:
     """Return (prompts, answers, logits) of one arm."""
     llm = LLM(dtype="bfloat16", max_num_seqs=batch, speculative_config={"method": method})
     recorder = LogitsRecorder(llm)
-    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
+    params = SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS, seed=5)
     completions = llm.chat(load_conversations(), params)
     prompts = [c.prompt_token_ids for c in completions]
     return prompts, [c.choices[0].token_ids for c in completions], recorder
 
 
 @pytest.mark.network
-def test_every_bfloat16_divergence_is_a_tie_within_the_batch_noise() -> None:
+@pytest.mark.skipif(find_kernels() is None, reason=explain_kernels())
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_with_kernels_logits_and_text_are_the_same_bits_at_any_load(temperature: float) -> None:
+    _, alone, plain = run("none", 1, temperature)
+    for method in ("none", "ngram"):
+        _, answers, recorder = run(method, 32, temperature)
+        assert answers == alone
+        shared = plain.rows.keys() & recorder.rows.keys()
+        assert len(shared) > 100
+        assert all(torch.equal(plain.rows[key], recorder.rows[key]) for key in shared)
+
+
+@pytest.mark.network
+def test_without_kernels_every_divergence_is_a_tie_within_the_batch_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernels, "_probe", lambda: (None, "switched off"))
     prompts, alone, plain = run("none", 1)
     arms = {"batch 32": run("none", 32), "batch 32, ngram": run("ngram", 32)}
     shared = plain.rows.keys() & arms["batch 32"][2].rows.keys()

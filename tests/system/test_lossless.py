@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import pytest
 
 from fakes import collect_tokens, continue_greedily, draft_right, drain, new_request
-from forerun import LLM, SamplingParams
+from forerun import LLM, SamplingParams, kernels
 from forerun.core import TokenLogprobs
 from forerun.data import build_prompt_set
 from forerun.drafters import DRAFTERS
@@ -58,7 +58,12 @@ def list_ties(plain: Sequence, other: Sequence) -> list[tuple[int, int, float]]:
 
 
 @pytest.mark.network
-def test_default_model_greedy_tokens_equal_with_and_without_speculation() -> None:
+@pytest.mark.parametrize("path", ["native", "pytorch"])
+def test_default_model_greedy_tokens_equal_with_and_without_speculation(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if path == "pytorch":
+        monkeypatch.setattr(kernels, "_probe", lambda: (None, "switched off"))
     prompts = load_prompts("small")
     assert len(prompts) == 24
     plain = answer(make_llm("none"), prompts, 32)

@@ -92,6 +92,7 @@ def assemble_engine(
     limits = SchedulerLimits(
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_prefill_while_decoding=resolved.max_prefill_while_decoding,
         max_waiting_requests=config.scheduler.max_waiting_requests,
         num_lookahead_slots=num_lookahead_slots,
     )
@@ -138,6 +139,7 @@ def describe_engine(
         "max_model_len": resolved.max_model_len,
         "max_num_seqs": config.scheduler.max_num_seqs,
         "max_num_batched_tokens": resolved.max_num_batched_tokens,
+        "max_prefill_while_decoding": resolved.max_prefill_while_decoding,
         "kv_cache": {
             "bytes": resolved.kv_cache_bytes,
             "num_blocks": engine.limits.num_kv_blocks,

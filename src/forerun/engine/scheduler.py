@@ -23,10 +23,15 @@ from forerun.plan import DraftRequest, RequestDraft, RequestResult, ScheduledReq
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerLimits:
-    """Bounds of one step and of the queue. `num_lookahead_slots` is what the drafter writes."""
+    """Bounds of one step and of the queue. `num_lookahead_slots` is what the drafter writes.
+
+    `max_prefill_while_decoding` bounds the rows of larger gaps in a step that others decode in:
+    they wait for every row of it.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_prefill_while_decoding: int
     max_waiting_requests: int
     num_lookahead_slots: int = 0
 
@@ -81,6 +86,8 @@ class Scheduler:
         rows_left = self.limits.max_num_batched_tokens
         anchors = self._schedule_anchors()
         rows_left -= len(anchors)
+        if anchors:
+            rows_left = min(rows_left, self.limits.max_prefill_while_decoding)
         chunks: list[tuple[Request, int]] = []
         for request in [r for r in self.running if r.gap > 1]:
             if rows_left == 0:

@@ -42,6 +42,25 @@ def test_new_prompt_makes_progress_every_step_beside_32_full_speculators() -> No
     assert taken[0] == 256 - 32, "anchors first, then the prompt, drafts from what is left"
 
 
+def test_prompts_leave_the_gaps_of_decoding_requests_short() -> None:
+    """Two new prompts share 50 rows a step beside one that decodes, and get all 256 without it."""
+    runner = PrefixCheckingRunner(count_up)
+    engine = make_engine(runner, num_blocks=400, max_prefill_while_decoding=50)
+    engine.add(new_request("decoding", [1, 2], max_tokens=5))
+    engine.step()
+    for token, name in enumerate(("long", "next"), start=7):
+        engine.add(new_request(name, [token] * 400, max_tokens=1))
+    for _ in range(4):
+        engine.step()
+    assert runner.plans[1:5] == [[("decoding#0", 1, 0), ("long#0", 50, 0)]] * 4
+    engine.step()
+    engine.step()
+    assert runner.plans[5:7] == [
+        [("long#0", 200, 0), ("next#0", 56, 0)],
+        [("next#0", 256, 0)],
+    ]
+
+
 def test_absent_requests_pay_nothing() -> None:
     """One prompt alone gets the whole token budget whatever max_num_seqs and k are."""
     runner = PrefixCheckingRunner(count_up)
