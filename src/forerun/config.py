@@ -40,6 +40,9 @@ class ModelConfig:
     attention_backend: str = _option(
         "auto", "attention: auto, native (CPU kernels) or torch_ref (any device)"
     )
+    batch_invariant: bool = _option(
+        False, "give a request the same bits at any load, even where that is slower"
+    )
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)

@@ -19,8 +19,10 @@ from forerun.engine.messages import EngineLimits
 from forerun.engine.resolve import Resolved, resolve
 from forerun.engine.runner import ModelRunner
 from forerun.engine.scheduler import Scheduler, SchedulerLimits
+from forerun.errors import ConfigError
 from forerun.logs import get_logger
 from forerun.models.base import TargetModel
+from forerun.models.decoder import DecoderModel
 from forerun.models.loader import load_model, read_model_spec
 from forerun.models.spec import ModelSpec
 from forerun.plan import Runner
@@ -48,6 +50,7 @@ def build_engine(
     keep_freed_memory()
     tokenizer = load_tokenizer(path)
     model = load_model(path, dtype=resolved.dtype, device=resolved.device, progress=progress)
+    is_invariant = _settle_crossover(config, resolved, model)
     kv_store = KVStore(
         layers,
         num_blocks=resolved.num_blocks,
@@ -71,7 +74,24 @@ def build_engine(
         spec=spec,
         num_lookahead_slots=drafter.capabilities.num_lookahead_slots,
     )
-    return engine, tokenizer, describe_engine(config, resolved, model, engine)
+    info = describe_engine(config, resolved, model, engine)
+    return engine, tokenizer, info | {"batch_invariant": is_invariant}
+
+
+def _settle_crossover(config: EngineConfig, resolved: Resolved, model: DecoderModel) -> bool:
+    """Let large steps use oneDNN where it is faster; return whether bits depend on no other row."""
+    is_native = model.segments is not None and resolved.attention_backend == "native"
+    if config.model.batch_invariant:
+        if not is_native:
+            raise ConfigError(
+                "--batch-invariant needs the native kernels for attention and linear layers, which "
+                "this device or model does not use; leave it out, or see `forerun doctor`."
+            )
+        return True
+    num_rows = model.measure_crossover()
+    model.switch_from(num_rows)
+    logger.info("linear layers switch to oneDNN: %s", f"from {num_rows} rows" if num_rows else "no")
+    return is_native and num_rows is None
 
 
 def assemble_engine(

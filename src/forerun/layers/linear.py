@@ -63,6 +63,8 @@ class Linear(Block):
         self.packed: PackedWeight | None = None
         self.packed_bias: Tensor | None = None
         self.onednn_weight: Tensor | None = None
+        # From this many rows on a packed weight is restored and left to oneDNN: see crossover.py.
+        self.plain_from: int | None = None
 
     @property
     def plain_weight(self) -> Tensor:
@@ -97,11 +99,19 @@ class Linear(Block):
         """
         wanted = out_dtype or self.dtype
         if self.packed is not None:
+            if self.plain_from is not None and len(x) >= self.plain_from:
+                return self.multiply_plain(x).to(wanted)
             return self.packed.multiply(x, self.packed_bias, wanted)
         if self.weight is not None:
             return F.linear(x, self.weight, self.bias).to(wanted)
         pointwise = torch.ops.mkldnn._linear_pointwise
         return pointwise(x, self.onednn_weight, self.bias, "none", [], "").to(wanted)
+
+    def multiply_plain(self, x: Tensor) -> Tensor:
+        """Project rows through the plain layout of a packed weight, restored for this call."""
+        assert self.packed is not None, "the weight is not packed"
+        weight = self.packed.read_rows(torch.arange(self.out_features))
+        return F.linear(x, weight, self.bias)
 
     def read_rows(self, row_ids: Tensor) -> Tensor:
         """Return fresh rows [num_rows, in_features] of the weight."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from forerun.attention.base import AttentionContext
 from forerun.errors import ConfigError
 from forerun.gguf_file import GGUFFile
+from forerun.layers.crossover import measure_crossover
 from forerun.layers.embedding import Embedding, Head
 from forerun.layers.linear import Linear, WeightOptions, pack_linears
 from forerun.layers.norm import RMSNorm
@@ -87,6 +88,7 @@ class DecoderModel(nn.Module):
             table = Linear(spec.hidden_size, spec.vocab_size, options)
         self.head = Head(table, softcap=spec.logit_softcap)
         self.segments: Segments | None = None
+        self.plain_from: int | None = None
         ropes = list(dict.fromkeys(layer.rope for layer in spec.layers))
         self.rope_index = [ropes.index(layer.rope) for layer in spec.layers]
         self.ropes = nn.ModuleList(
@@ -118,7 +120,8 @@ class DecoderModel(nn.Module):
         residual = self.embed(token_ids)
         rotations = [rope(positions, residual.dtype) for rope in self.ropes]
         taps = Taps(residual, target_layer_ids)
-        run = self._run_modules if self.segments is None else self._run_segments
+        few = self.plain_from is None or len(token_ids) < self.plain_from
+        run = self._run_segments if self.segments is not None and few else self._run_modules
         return ModelOutput(run(residual, rotations, attention, taps), taps.values)
 
     def _run_modules(
@@ -157,6 +160,18 @@ class DecoderModel(nn.Module):
             return
         for linear in linears:
             linear.prepack()
+
+    def switch_from(self, num_rows: int | None) -> None:
+        """Leave linear layers of steps with this many rows to oneDNN; None: never."""
+        self.plain_from = num_rows
+        for layer in self.layers:
+            for linear in layer.linears():
+                linear.plain_from = num_rows
+
+    def measure_crossover(self) -> int | None:
+        """Return from how many rows on that would be faster; None: from none."""
+        largest = max(self.layers[0].linears(), key=lambda x: x.in_features * x.out_features)
+        return None if largest.packed is None else measure_crossover(largest)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Return float32 logits [num_rows, vocab_size] of final-normed rows."""
