@@ -1,0 +1,6 @@
+"""Forerun beside vLLM CPU, llama.cpp and transformers: `python -m benchmarks.peers`.
+
+Files: `rows` (what is measured), `rates` (from time stamps to tokens per second), `weights` and
+`install` (what peers need), `adapters` (how each is driven), `workers` (programs that run in the
+peers' own environments), `runner` (interleaved blocks), `report` (medians, ratios, table).
+"""

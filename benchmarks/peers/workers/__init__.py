@@ -1,0 +1,1 @@
+"""Programs of the peers' own environments. Nothing here may import forerun but its own worker."""
