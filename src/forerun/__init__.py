@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from forerun.env import limit_openmp_spinning
+
 if TYPE_CHECKING:
     from forerun.config import EngineConfig
     from forerun.core import SamplingParams
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "EngineConfig", "SamplingParams", "__version__"]
+
+# OpenMP reads its variables when it is loaded: before torch, and for every process started later.
+limit_openmp_spinning()
 
 _LAZY = {
     "LLM": "forerun.engine.llm",

@@ -1,4 +1,4 @@
-"""The only place that reads environment variables. Bad values raise ConfigError."""
+"""The only place that touches environment variables. Bad values raise ConfigError."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from forerun.errors import ConfigError
 
 # What OpenMP and the libraries under PyTorch obey; Forerun only reports it.
 _NATIVE = ("OMP_", "GOMP_", "KMP_", "MKL_", "DNNL_", "ONEDNN_", "ATEN_", "THP_", "LD_PRELOAD")
+
+_SPIN_COUNT = "1000"
 
 
 def cache_dir() -> Path:
@@ -34,6 +36,17 @@ def log_level() -> str:
 def native_variables() -> dict[str, str]:
     """Return the variables that steer threads and instruction sets of native code."""
     return {name: value for name, value in os.environ.items() if name.startswith(_NATIVE)}
+
+
+def limit_openmp_spinning() -> None:
+    """Let threads that wait for others sleep after some microseconds, unless the user decided.
+
+    libgomp's default is to spin for milliseconds. Alone that gains nothing here; next to another
+    busy process it keeps the core from the very thread that is waited for, and a step takes 2 to 4
+    times as long (docs/log.md).
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
 
 
 def cxx_compiler() -> str | None:
