@@ -1,9 +1,11 @@
-"""One forward pass taken apart: linear layers, attention, head, and everything between.
+"""One step taken apart: linear layers, attention, head, sampling, and everything between.
 
-Cases are (requests, rows per request, context): decoding, verification and prefill. Native calls
-are timed where Python makes them, so "between" is Python, PyTorch's small operations and thread
-hand-over. The floor is the bytes a step must read (weights once, the K/V of the context) over the
-read bandwidth measured in the same minute. Cases are interleaved; medians are printed, JSON last.
+Cases are (requests, rows per request, context): decoding, verification and prefill, forward pass
+and argmax only. Native calls are timed where Python makes them, so "between" is Python, PyTorch's
+small operations and thread hand-over. The floor is the bytes a step must read (weights once, the
+K/V of the context) over the read bandwidth measured in the same minute. Cases are interleaved.
+Last come whole engine steps of 64 greedy requests: scheduling, text and sampling included.
+Medians are printed, JSON last.
 
     python benchmarks/step_parts.py                        # bf16 on the default model
     python benchmarks/step_parts.py --cases 1x1@128,1x8@128 --repeats 50
@@ -25,15 +27,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun import LLM
+from forerun import LLM, SamplingParams
 from forerun.attention.base import AttentionBatch, AttentionContext
 from forerun.cache.kv_store import KVStore
 from forerun.doctor.bandwidth import measure_read_bandwidth
+from forerun.engine.messages import NewRequest
 from forerun.kernels import find_kernels
 from forerun.models.decoder import DecoderModel
 
 CASES = "1x1@128,1x8@128,8x1@128,32x1@256,64x1@128,32x1@1024,1x1@8192,1x512@0,1x512@3584"
 TIMED = {"segment": "linear", "attention": "attention", "linear": "head", "unpack": "embedding"}
+SAMPLING = ("measure", "sample", "sample_listed", "draw", "draw_listed", "cut", "mask_tail")
+ENGINE_REQUESTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,29 @@ def run_case(llm: LLM, case: Case, watch: Stopwatch) -> dict[str, float]:
     return {"step": whole * 1e3, **parts, "between": whole * 1e3 - sum(parts.values())}
 
 
+def run_engine(llm: LLM, watch: Stopwatch, repeats: int) -> dict[str, float]:
+    """Decode greedily with the whole engine; return median milliseconds by part."""
+    params = SamplingParams(temperature=0.0, max_tokens=repeats + 80, ignore_eos=True)
+    for index in range(ENGINE_REQUESTS):
+        prompt = [100 + index] + [(7 * index + 3 * i) % 40000 + 100 for i in range(127)]
+        llm.engine.add(NewRequest(request_id=f"r{index}", prompt_token_ids=prompt, params=params))
+    scheduler = llm.engine.scheduler
+    while scheduler.waiting or any(request.gap > 1 for request in scheduler.running):
+        llm.engine.step()
+    samples = []
+    for _ in range(repeats):
+        watch.seconds.clear()
+        started_s = time.perf_counter()
+        llm.engine.step()
+        whole = time.perf_counter() - started_s
+        parts = {part: watch.seconds[part] for part in (*TIMED.values(), "sampling")}
+        samples.append({"step": whole, **parts, "between": whole - sum(parts.values())})
+    llm.engine.abort_all()
+    while llm.engine.has_work:
+        llm.engine.step()
+    return {part: statistics.median(s[part] for s in samples) * 1e3 for part in samples[0]}
+
+
 def choose_rows(case: Case, hidden: Tensor) -> Tensor:
     """Return the rows that need logits: all when verifying, the last one of a long chunk."""
     return hidden if case.num_rows <= 16 else hidden[case.num_rows - 1 :: case.num_rows]
@@ -132,6 +160,8 @@ def main() -> None:
     model = llm.engine._runner._model
     for name, part in TIMED.items():
         setattr(kernels, name, watch.wrap(part, getattr(kernels, name)))
+    for name in SAMPLING:
+        setattr(kernels, name, watch.wrap("sampling", getattr(kernels, name)))
     cases = [Case.parse(text) for text in args.cases.split(",")]
     samples: dict[Case, list[dict[str, float]]] = {case: [] for case in cases}
     for repeat in range(args.repeats + 1):
@@ -145,7 +175,9 @@ def main() -> None:
         row = {key: statistics.median(s[key] for s in samples[case]) for key in samples[case][0]}
         row["floor"] = count_bytes(model, llm.engine._runner._kv_store, case) / bandwidth * 1e3
         rows.append({"case": f"{case.num_reqs}x{case.num_rows}@{case.context}", **row})
-        print("  ".join(f"{k} {v:.2f}" if k != "case" else f"{v:>12}" for k, v in rows[-1].items()))
+    rows.append({"case": f"engine {ENGINE_REQUESTS}", **run_engine(llm, watch, args.repeats)})
+    for row in rows:
+        print("  ".join(f"{k} {v:.2f}" if k != "case" else f"{v:>12}" for k, v in row.items()))
     print(json.dumps({"benchmark": "step_parts", "bandwidth": bandwidth, "rows": rows}))
 
 

@@ -16,7 +16,7 @@ def read_spin_count(**variables: str) -> str:
     inherited = {name: value for name, value in os.environ.items() if name not in names}
     command = [sys.executable, "-c", READ]
     environment = inherited | variables
-    return subprocess.run(command, env=environment, capture_output=True, text=True).stdout.strip()
+    return subprocess.check_output(command, env=environment, text=True).strip()
 
 
 @pytest.mark.parametrize(
