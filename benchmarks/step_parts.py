@@ -1,11 +1,11 @@
 """One step taken apart: linear layers, attention, head, sampling, and everything between.
 
 Cases are (requests, rows per request, context): decoding, verification and prefill, forward pass
-and argmax only. Native calls are timed where Python makes them, so "between" is Python, PyTorch's
-small operations and thread hand-over. The floor is the bytes a step must read (weights once, the
-K/V of the context) over the read bandwidth measured in the same minute. Cases are interleaved.
-Last come whole engine steps of 64 greedy requests: scheduling, text and sampling included.
-Medians are printed, JSON last.
+and argmax only. Native calls are timed where Python makes them; "between" is what Python and
+PyTorch add to a step. A step's layers are one call: "linear" and "attention" come from a second run
+with a call for each. The floor is the bytes a step must read (weights once, the K/V of the context)
+over the read bandwidth measured in the same minute. Cases are interleaved. Last come whole engine
+steps of 64 greedy requests: scheduling, text and sampling included. Medians, JSON last.
 
     python benchmarks/step_parts.py                        # bf16 on the default model
     python benchmarks/step_parts.py --cases 1x1@128,1x8@128 --repeats 50
@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -33,11 +34,22 @@ from forerun.cache.kv_store import KVStore
 from forerun.doctor.bandwidth import measure_read_bandwidth
 from forerun.engine.messages import NewRequest
 from forerun.kernels import find_kernels
+from forerun.kernels.sampling_ops import find_largest
 from forerun.models.decoder import DecoderModel
+from forerun.models.segments import Segments
 
 CASES = "1x1@128,1x8@128,8x1@128,32x1@256,64x1@128,32x1@1024,1x1@8192,1x512@0,1x512@3584"
 TIMED = {"segment": "linear", "attention": "attention", "linear": "head", "unpack": "embedding"}
-SAMPLING = ("measure", "sample", "sample_listed", "draw", "draw_listed", "cut", "mask_tail")
+SAMPLING = (
+    "argmax",
+    "measure",
+    "sample",
+    "sample_listed",
+    "draw",
+    "draw_listed",
+    "cut",
+    "mask_tail",
+)
 ENGINE_REQUESTS = 64
 
 
@@ -96,16 +108,23 @@ def run_case(llm: LLM, case: Case, watch: Stopwatch) -> dict[str, float]:
     token_ids = torch.arange(case.num_reqs * case.num_rows) % 1000 + 100
     positions = torch.arange(case.context, case.context + case.num_rows).repeat(case.num_reqs)
     batch = case.build_batch(store.kv_block_size)
-    watch.seconds.clear()
-    started_s = time.perf_counter()
-    context = AttentionContext(
-        backend=backend, kv_store=store, metadata=backend.prepare(batch, store)
-    )
-    hidden = model.forward(token_ids, positions, context).hidden_states
-    model.compute_logits(choose_rows(case, hidden)).argmax(dim=-1)
-    whole = time.perf_counter() - started_s
+
+    def run_step() -> float:
+        watch.seconds.clear()
+        started_s = time.perf_counter()
+        context = AttentionContext(
+            backend=backend, kv_store=store, metadata=backend.prepare(batch, store)
+        )
+        hidden = model.forward(token_ids, positions, context).hidden_states
+        find_largest(model.compute_logits(choose_rows(case, hidden)))
+        return (time.perf_counter() - started_s) * 1e3
+
+    whole = run_step()
+    native = sum(watch.seconds.values()) * 1e3
+    with mock.patch.object(Segments, "plan", return_value=None):
+        run_step()
     parts = {part: watch.seconds[part] * 1e3 for part in TIMED.values()}
-    return {"step": whole * 1e3, **parts, "between": whole * 1e3 - sum(parts.values())}
+    return {"step": whole, "between": whole - native, **parts}
 
 
 def run_engine(llm: LLM, watch: Stopwatch, repeats: int) -> dict[str, float]:
@@ -123,7 +142,7 @@ def run_engine(llm: LLM, watch: Stopwatch, repeats: int) -> dict[str, float]:
         started_s = time.perf_counter()
         llm.engine.step()
         whole = time.perf_counter() - started_s
-        parts = {part: watch.seconds[part] for part in (*TIMED.values(), "sampling")}
+        parts = {part: watch.seconds[part] for part in ("layers", "head", "embedding", "sampling")}
         samples.append({"step": whole, **parts, "between": whole - sum(parts.values())})
     llm.engine.abort_all()
     while llm.engine.has_work:
@@ -160,6 +179,7 @@ def main() -> None:
     model = llm.engine._runner._model
     for name, part in TIMED.items():
         setattr(kernels, name, watch.wrap(part, getattr(kernels, name)))
+    kernels.forward = watch.wrap("layers", kernels.forward)
     for name in SAMPLING:
         setattr(kernels, name, watch.wrap("sampling", getattr(kernels, name)))
     cases = [Case.parse(text) for text in args.cases.split(",")]

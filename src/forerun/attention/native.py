@@ -9,6 +9,7 @@ Shapes: N blocks of rows, T rows of the step, C chunks of one layer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +49,8 @@ class RowBlocks:
     def cut(cls, batch: AttentionBatch) -> RowBlocks:
         """Cut a step."""
         num_rows = np.diff(batch.query_start_loc)
+        if num_rows.min(initial=BLOCK_ROWS) > 0 and num_rows.max(initial=0) <= BLOCK_ROWS:
+            return cls._take_whole(batch, num_rows)
         num_blocks = -(-num_rows // BLOCK_ROWS)
         owner = np.repeat(np.arange(len(num_rows)), num_blocks)
         # Stable: blocks stay in the order of their rows.
@@ -63,6 +66,19 @@ class RowBlocks:
             tables=_as_int64(batch.block_tables[owner]),
             slots=_as_int64(batch.slot_mapping),
             num_shared=int((num_blocks[owner] == 1).sum()),
+        )
+
+    @classmethod
+    def _take_whole(cls, batch: AttentionBatch, num_rows: np.ndarray) -> RowBlocks:
+        """Return one block per request: what most steps are, and a step has no time for more."""
+        return cls(
+            starts=_as_int64(batch.query_start_loc[:-1]),
+            counts=_as_int64(num_rows),
+            contexts=_as_int64(batch.context_lens),
+            totals=_as_int64(batch.context_lens + num_rows),
+            tables=_as_int64(batch.block_tables),
+            slots=_as_int64(batch.slot_mapping),
+            num_shared=len(num_rows),
         )
 
 
@@ -124,14 +140,9 @@ class NativeBackend:
         metadata: NativeMetadata,
     ) -> Tensor:
         """Write K/V, attend, and return the heads' outputs side by side."""
-        if layer.kind not in metadata.plans:
-            metadata.plans[layer.kind] = self._plan(query, layer, kv_store, metadata)
-        plan = metadata.plans[layer.kind]
+        plan = self._find_plan((query, key, value), layer, kv_store, metadata)
         if plan is None:
             return self._attend_whole((query, key, value), layer, kv_store, metadata)
-        known = plan.rows
-        if query is not known[0] or key is not known[1] or value is not known[2]:
-            plan.point_at(query, key, value, layer.head_dim)
         output = query.new_empty(query.shape[0], layer.num_heads * layer.head_dim)
         params = plan.params
         params.keys = kv_store.keys[layer.index].data_ptr()
@@ -139,6 +150,36 @@ class NativeBackend:
         params.output = output.data_ptr()
         self._kernels.attention(plan.pointer)
         return output
+
+    def plan_layers(
+        self,
+        rows: tuple[Tensor, Tensor, Tensor],
+        layers: Sequence[AttentionLayer],
+        kv_store: KVStore,
+        metadata: NativeMetadata,
+    ) -> list[LayerPlan] | None:
+        """Return each layer's call over the same q, k and v; K/V and output pointers stay open.
+
+        None if the kernel cannot compute one of them. Layers of one kind share a call.
+        """
+        plans = [self._find_plan(rows, layer, kv_store, metadata) for layer in layers]
+        known = [plan for plan in plans if plan is not None]
+        return known if len(known) == len(plans) else None
+
+    def _find_plan(
+        self,
+        rows: tuple[Tensor, Tensor, Tensor],
+        layer: AttentionLayer,
+        kv_store: KVStore,
+        metadata: NativeMetadata,
+    ) -> LayerPlan | None:
+        """Return the call for layers like this one, reading these rows."""
+        if layer.kind not in metadata.plans:
+            metadata.plans[layer.kind] = self._plan(rows[0], layer, kv_store, metadata)
+        plan = metadata.plans[layer.kind]
+        if plan is not None and any(a is not b for a, b in zip(rows, plan.rows, strict=False)):
+            plan.point_at(*rows, layer.head_dim)
+        return plan
 
     def _plan(
         self, query: Tensor, layer: AttentionLayer, kv_store: KVStore, metadata: NativeMetadata
@@ -171,10 +212,10 @@ def _build_params(
     blocks: RowBlocks, layer: AttentionLayer, kv_store: KVStore
 ) -> tuple[AttentionParams, tuple[np.ndarray, ...]]:
     """Cut the visible positions of each block into chunks; pointers to tensors stay open."""
-    unseen = np.zeros_like(blocks.contexts)
+    first = np.zeros_like(blocks.contexts)
     if layer.window is not None:
         unseen = np.maximum(blocks.contexts - layer.window + 1, 0)
-    first = unseen // CHUNK_SIZE * CHUNK_SIZE
+        first = unseen // CHUNK_SIZE * CHUNK_SIZE
     ends = blocks.contexts + blocks.counts if layer.causal else blocks.totals
     num_chunks = -(-(ends - first) // CHUNK_SIZE)
     chunk_owner = np.repeat(np.arange(len(ends)), num_chunks)
@@ -186,9 +227,9 @@ def _build_params(
         "tables": blocks.tables,
         "slots": blocks.slots,
         "first": _as_int64(first),
-        "chunk_begin": _as_int64(np.concatenate(([0], np.cumsum(num_chunks)))),
+        "chunk_begin": _cumulate(num_chunks),
         "chunk_owner": _as_int64(chunk_owner),
-        "partial_begin": _as_int64(np.concatenate(([0], np.cumsum(blocks.counts[chunk_owner])))),
+        "partial_begin": _cumulate(blocks.counts[chunk_owner]),
     }
     params = AttentionParams(
         **{name: array.ctypes.data for name, array in arrays.items()},
@@ -229,6 +270,13 @@ def _make_dense(rows: Tensor, head_dim: int) -> Tensor:
     if rows.stride(2) == 1 and (rows.shape[1] == 1 or rows.stride(1) == head_dim):
         return rows
     return rows.contiguous()
+
+
+def _cumulate(counts: np.ndarray) -> np.ndarray:
+    """Return where each of these begins, and where the last one ends."""
+    begins = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=begins[1:])
+    return begins
 
 
 def _as_int64(values: np.ndarray) -> np.ndarray:

@@ -66,6 +66,15 @@ class GateParams(ctypes.Structure):
     ]
 
 
+class ArgmaxParams(ctypes.Structure):
+    """The index of the largest number of every row."""
+
+    _fields_ = [
+        *_fields(c_void_p, "x indices"),
+        *_fields(c_int64, "row_stride num_rows size num_threads"),
+    ]
+
+
 class PackedWeight(ctypes.Structure):
     """A weight in panels and its float32 bias."""
 
@@ -192,17 +201,28 @@ class MaskParams(ctypes.Structure):
     ]
 
 
+class ForwardParams(ctypes.Structure):
+    """All layers of one step; see cpp/abi.h."""
+
+    _fields_ = [
+        *_fields(c_void_p, "segment weights attention keys values cosines sines attended"),
+        ("num_layers", c_int64),
+    ]
+
+
 FUNCTIONS: dict[str, tuple[type[ctypes.Structure], type | None]] = {
     "forerun_attention_workspace": (AttentionParams, c_int64),
     "forerun_attention": (AttentionParams, None),
     "forerun_norm": (NormParams, None),
     "forerun_rotate": (RotaryParams, None),
     "forerun_gate": (GateParams, None),
+    "forerun_argmax": (ArgmaxParams, None),
     "forerun_packed_bytes": (PackParams, c_int64),
     "forerun_pack": (PackParams, None),
-    "forerun_unpack": (UnpackParams, None),
+    "forerun_unpack": (UnpackParams, c_int64),
     "forerun_linear": (LinearParams, None),
     "forerun_segment": (SegmentParams, None),
+    "forerun_forward": (ForwardParams, None),
     "forerun_sample": (SampleParams, None),
     "forerun_sample_listed": (SampleListedParams, None),
     "forerun_measure": (MeasureParams, None),

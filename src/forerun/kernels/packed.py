@@ -63,8 +63,6 @@ class PackedWeight:
     def read_rows(self, row_ids: Tensor) -> Tensor:
         """Return rows [T, K] of the weight; raises IndexError beyond its last row."""
         row_ids = row_ids.contiguous()
-        if len(row_ids) and not 0 <= int(row_ids.min()) <= int(row_ids.max()) < self.out_features:
-            raise IndexError(f"row ids must lie in 0 .. {self.out_features - 1}")
         out = torch.empty(len(row_ids), self.in_features, dtype=self.dtype)
         params = abi.UnpackParams(
             weight=self.describe(None),
@@ -74,7 +72,8 @@ class PackedWeight:
             dtype=DTYPE_CODES[self.dtype],
             num_threads=torch.get_num_threads(),
         )
-        self.kernels.unpack(byref(params))
+        if self.kernels.unpack(byref(params)):
+            raise IndexError(f"row ids must lie in 0 .. {self.out_features - 1}")
         return out
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.abi import (
+    ArgmaxParams,
     DrawListedParams,
     DrawParams,
     MeasureParams,
@@ -50,6 +51,23 @@ class LeftOut:
     def select(self, draws: Tensor) -> LeftOut:
         """Return what some draws leave out."""
         return LeftOut(token_ids=self.token_ids[draws], probs=self.probs, rows=self.rows[draws])
+
+
+def find_largest(values: Tensor) -> Tensor | None:
+    """Return the first index of each row's maximum, int64 [R]; a NaN counts as the maximum."""
+    kernels = find_usable(values)
+    if kernels is None:
+        return None
+    indices = torch.empty(len(values), dtype=torch.int64)
+    call_kernel(
+        kernels.argmax,
+        ArgmaxParams,
+        {"x": values, "indices": indices},
+        row_stride=values.stride(0),
+        num_rows=len(values),
+        size=values.shape[1],
+    )
+    return indices
 
 
 def measure_rows(logits: Tensor, temperature: Tensor) -> MeasuredRows | None:

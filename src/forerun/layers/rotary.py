@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 from forerun.kernels.ops import rotate_heads
 
+# Twice the positions that are asked for are computed, at least so many.
+_FIRST_POSITIONS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
@@ -43,9 +46,23 @@ class Rotary(nn.Module):
         if freq_factors is not None:
             inv_freq /= torch.tensor(freq_factors, dtype=torch.float32)
         self.register_buffer("inv_freq", inv_freq.to(device), persistent=False)
+        self._table: Rotation | None = None
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
-        """Compute the rotation of rows at these positions [num_tokens]."""
+        """Return the rotation of rows at these positions [num_tokens]."""
+        last = int(positions.max()) if len(positions) else 0
+        table = self._table
+        if table is None or table.cos.dtype != dtype or last >= len(table.cos):
+            table = self._table = self._compute(max(_FIRST_POSITIONS, 2 * (last + 1)), dtype)
+        return Rotation(cos=table.cos[positions], sin=table.sin[positions])
+
+    def _compute(self, num_positions: int, dtype: torch.dtype) -> Rotation:
+        """Return the rotations of all positions below a number.
+
+        A table, so that an angle's bits depend on nothing but its position: vectorised sines differ
+        from those at the end of an array.
+        """
+        positions = torch.arange(num_positions, device=self.inv_freq.device)
         angles = positions.float()[:, None] * self.inv_freq
         sin = angles.sin()
         return Rotation(

@@ -144,11 +144,17 @@ class DecoderModel(nn.Module):
         """Return the final-normed rows, from attention to attention."""
         assert self.segments is not None
         step = self.segments.start(residual)
+        plans = self.segments.plan(step, attention) if taps.values is None else None
+        if plans is not None:
+            step.run_layers(plans, attention.kv_store, [rotations[i] for i in self.rope_index])
+            return step.normed
         attended = None
-        for index, layer in enumerate(self.layers):
+        query, key, value = step.query, step.key, step.value
+        for index, layer in enumerate(self.segments.attention_layers):
             step.run(index, attended, rotations[self.rope_index[index]])
-            taps.take(index - 1)
-            attended = attention.attend(step.query, step.key, step.value, layer.attention.layer)
+            if taps.wants(index - 1):
+                taps.take(index - 1)
+            attended = attention.attend(query, key, value, layer)
         step.run(len(self.layers), attended, None)
         return step.normed
 

@@ -1,8 +1,9 @@
-"""The decoder in native segments: one call from the attention of a layer to that of the next.
+"""The decoder in native segments: from the attention of a layer to that of the next.
 
-A segment finishes one layer (o, norms, MLP) and begins another (norm, q, k and v, rotation), so
-that a layer costs two native calls, attention included. It computes bit for bit what the modules
-compute one by one with native linear layers: these own the weights, segments only point at them.
+A segment finishes one layer (o, norms, MLP) and begins another (norm, q, k and v, rotation). With
+native attention all layers of a step are one call; with another backend, or taps, a layer is two.
+Segments compute bit for bit what the modules compute one by one with native linear layers: these
+own the weights, segments only point at them.
 Shapes: T rows of the step.
 """
 
@@ -14,10 +15,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from forerun.attention.base import AttentionContext
+from forerun.attention.native import LayerPlan, NativeBackend
+from forerun.cache.kv_store import KVStore
 from forerun.kernels import Kernels, find_kernels
 from forerun.kernels.abi import (
     ACTIVATION_CODES,
     DTYPE_CODES,
+    ForwardParams,
     PackedWeight,
     SegmentParams,
     SegmentWeights,
@@ -35,13 +40,14 @@ class Segments:
     """Pointers into the weights of a packed decoder; keeps its modules alive."""
 
     def __init__(self, kernels: Kernels, layers: Sequence[DecoderLayer], norm: RMSNorm) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
         self._modules = (layers, norm)
         before, after = [None, *layers], [*layers, None]
         self._weights = [_describe(a, b, norm) for a, b in zip(before, after, strict=True)]
         self.addresses = [ctypes.addressof(weights) for weights in self._weights]
         first = layers[0]
         self.layer = first.attention.layer
+        self.attention_layers = [layer.attention.layer for layer in layers]
         self.hidden_size = first.attention.qkv.in_features
         self.heads_size = first.attention.qkv.out_features
         self.gate_size = first.mlp.intermediate_size
@@ -57,7 +63,16 @@ class Segments:
 
     def start(self, residual: Tensor) -> StepSegments:
         """Return the segments of one step; `residual` [T, hidden_size] is updated in place."""
-        return StepSegments(self, self._kernels, residual)
+        return StepSegments(self, residual)
+
+    def plan(self, step: StepSegments, attention: AttentionContext) -> list[LayerPlan] | None:
+        """Return the attention calls of all layers; None: they are not native."""
+        if not isinstance(attention.backend, NativeBackend):
+            return None
+        rows = (step.query, step.key, step.value)
+        return attention.backend.plan_layers(
+            rows, self.attention_layers, attention.kv_store, attention.metadata
+        )
 
 
 class StepSegments:
@@ -67,13 +82,13 @@ class StepSegments:
     the last fills anew; `normed` [T, hidden_size] is the result of the last.
     """
 
-    def __init__(self, segments: Segments, kernels: Kernels, residual: Tensor) -> None:
+    def __init__(self, segments: Segments, residual: Tensor) -> None:
         def scratch(width: int) -> Tensor:
             return residual.new_empty(len(residual), width)
 
         layer = segments.layer
         self._segments = segments
-        self._call = kernels.segment
+        self._kernels = segments.kernels
         heads = scratch(segments.heads_size).view(len(residual), -1, layer.head_dim)
         sizes = (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)
         self.query, self.key, self.value = heads.split(sizes, dim=1)
@@ -91,6 +106,8 @@ class StepSegments:
             scratch=tiles.data_ptr(),
             num_rows=len(residual),
             dtype=DTYPE_CODES[residual.dtype],
+            cos_stride=layer.head_dim // 2,
+            sin_stride=layer.head_dim,
             num_threads=torch.get_num_threads(),
         )
         self._pointer = ctypes.byref(self._params)
@@ -102,12 +119,40 @@ class StepSegments:
         if attended is not None:
             params.attended = attended.data_ptr()
         if rotation is not self._rotation and rotation is not None:
-            half = rotation.cos.shape[-1]
-            params.cosines = rotation.cos.data_ptr()
-            params.sines = rotation.sin.data_ptr() + half * rotation.sin.itemsize
-            params.cos_stride, params.sin_stride = half, 2 * half
+            params.cosines, params.sines = _find_angles(rotation)
             self._rotation = rotation
-        self._call(self._pointer)
+        self._kernels.segment(self._pointer)
+
+    def run_layers(
+        self, plans: Sequence[LayerPlan], kv_store: KVStore, rotations: Sequence[Rotation]
+    ) -> None:
+        """Run everything; `plans` and `rotations` are the layers'."""
+        layers = self._segments.attention_layers
+        angles = {id(rotation): _find_angles(rotation) for rotation in rotations}
+        lists = {
+            "weights": self._segments.addresses,
+            "attention": [ctypes.addressof(plan.params) for plan in plans],
+            "keys": [kv_store.keys[layer.index].data_ptr() for layer in layers],
+            "values": [kv_store.values[layer.index].data_ptr() for layer in layers],
+            "cosines": [angles[id(rotation)][0] for rotation in rotations],
+            "sines": [angles[id(rotation)][1] for rotation in rotations],
+        }
+        arrays = {name: (ctypes.c_void_p * len(given))(*given) for name, given in lists.items()}
+        first = layers[0]
+        attended = self.normed.new_empty(len(self.normed), first.num_heads * first.head_dim)
+        params = ForwardParams(
+            segment=ctypes.addressof(self._params),
+            attended=attended.data_ptr(),
+            num_layers=len(layers),
+            **{name: ctypes.addressof(array) for name, array in arrays.items()},
+        )
+        self._kernels.forward(ctypes.byref(params))
+
+
+def _find_angles(rotation: Rotation) -> tuple[int, int]:
+    """Return where cosines and positive sines begin."""
+    half = rotation.cos.shape[-1]
+    return rotation.cos.data_ptr(), rotation.sin.data_ptr() + half * rotation.sin.itemsize
 
 
 def _is_packed(layer: DecoderLayer) -> bool:

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import tiny_models
+from forerun.attention import build_attention_backend
 from forerun.kernels import explain_kernels, find_kernels
+from forerun.models.segments import Segments
 from tiny_models import FAMILIES, PagedRunner
 
 # Overlapping prompts in several chunks; 30 rows are more than one row tile.
@@ -33,10 +35,18 @@ def run_steps(model: object, *, taps: tuple[int, ...] = ()) -> list[torch.Tensor
     ("family", "dtype"), [*itertools.product(FAMILIES, (torch.float32, torch.bfloat16))]
 )
 @pytest.mark.parametrize("taps", [(), (-1, 0)])
-def test_segments_equal_modules(family: str, dtype: torch.dtype, taps: tuple[int, ...]) -> None:
+def test_segments_equal_modules(
+    family: str, dtype: torch.dtype, taps: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        tiny_models, "build_attention_backend", lambda _: build_attention_backend("native")
+    )
     model = tiny_models.make_model(family, dtype=dtype)
     assert model.segments is not None
     fused = run_steps(model, taps=taps)
+    monkeypatch.setattr(Segments, "plan", lambda *_: None)
+    for left, right in zip(fused, run_steps(model, taps=taps), strict=True):
+        assert torch.equal(left, right), "one call and a call per segment"
     model.segments = None
     for left, right in zip(fused, run_steps(model, taps=taps), strict=True):
         assert torch.equal(left, right)

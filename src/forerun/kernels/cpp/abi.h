@@ -103,6 +103,18 @@ struct SegmentParams {
   int64_t num_rows, dtype, num_threads;
 };
 
+// All layers of one step: segment, attention, segment, ..., segment. Pointers of `segment` and of the
+// attention calls that differ between layers come from the lists.
+struct ForwardParams {
+  const SegmentParams *segment;
+  const SegmentWeights *const *weights;     // [num_layers + 1]
+  const AttentionParams *const *attention;  // [num_layers]
+  void *const *keys, *const *values;        // [num_layers]
+  const void *const *cosines, *const *sines;  // [num_layers]
+  void *attended;  // [num_rows, o.in_features] scratch
+  int64_t num_layers;
+};
+
 // Below: rows of float32 logits [num_rows, vocab_size], row_stride apart.
 
 // Coupled samples: argmax of p / E(key, token), the first among equals.

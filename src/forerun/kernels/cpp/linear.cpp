@@ -27,15 +27,23 @@ void pack(const PackParams &p) {
   }
 }
 
+// Returns how many row ids lie outside the weight; their rows are left alone.
 template <class T>
-void unpack(const UnpackParams &p) {
+int64_t unpack(const UnpackParams &p) {
   const PackedShape shape = PackedShape::of<T>(p.weight.out_features, p.weight.in_features);
-#pragma omp parallel for schedule(static) num_threads(p.num_threads) if (p.num_rows > 8)
+  int64_t num_outside = 0;
+#pragma omp parallel for schedule(static) num_threads(p.num_threads) if (p.num_rows > 8) \
+    reduction(+ : num_outside)
   for (int64_t i = 0; i < p.num_rows; i++) {
+    if (p.row_ids[i] < 0 || p.row_ids[i] >= p.weight.out_features) {
+      num_outside++;
+      continue;
+    }
     const auto *from = find_row(static_cast<const uint32_t *>(p.weight.panels), shape, p.row_ids[i]);
     T *to = static_cast<T *>(p.out) + i * p.weight.in_features;
     for (int64_t u = 0; u < shape.units; u++) write(to + u * kPerUnit<T>, from[u * 2 * kLanes]);
   }
+  return num_outside;
 }
 
 template <class T, class Out>
@@ -63,8 +71,9 @@ void forerun_pack(const forerun::PackParams *p) {
   p->dtype == forerun::kBFloat16 ? forerun::pack<forerun::bf16>(*p) : forerun::pack<float>(*p);
 }
 
-void forerun_unpack(const forerun::UnpackParams *p) {
-  p->dtype == forerun::kBFloat16 ? forerun::unpack<forerun::bf16>(*p) : forerun::unpack<float>(*p);
+int64_t forerun_unpack(const forerun::UnpackParams *p) {
+  return p->dtype == forerun::kBFloat16 ? forerun::unpack<forerun::bf16>(*p)
+                                        : forerun::unpack<float>(*p);
 }
 
 void forerun_linear(const forerun::LinearParams *p) {

@@ -5,6 +5,13 @@
 namespace forerun {
 namespace {
 
+// Load fewer numbers than a vector has; the other lanes get the lowest.
+inline Floats load_filled(const float *from, int64_t count) {
+  float part[kLanes];
+  for (int i = 0; i < kLanes; i++) part[i] = i < count ? from[i] : -__builtin_inff();
+  return read<Floats>(part);
+}
+
 // Below this many numbers per thread, waking a thread costs more than it saves.
 constexpr int64_t kNumbersPerThread = 16384;
 
@@ -45,7 +52,36 @@ struct GateParams {
   int64_t dtype, num_threads;
 };
 
+struct ArgmaxParams {
+  const float *x;    // [num_rows, size], rows row strides apart
+  int64_t *indices;  // [num_rows] result
+  int64_t row_stride, num_rows, size, num_threads;
+};
+
 namespace {
+
+// The first index of the largest number; of the first NaN if there is one.
+int64_t find_largest(const float *x, int64_t size) {
+  Floats largest = splat(-__builtin_inff());
+  Ints unordered{};
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const Floats numbers = size - i >= kLanes ? load(x + i) : load_filled(x + i, size - i);
+    unordered |= numbers != numbers;
+    largest = maximum(numbers, largest);
+  }
+  bool has_nan = false;
+  for (int lane = 0; lane < kLanes; lane++) has_nan |= unordered[lane] != 0;
+  const float top = max_lanes(largest);
+  for (int64_t i = 0; i < size; i++)
+    if (has_nan ? x[i] != x[i] : x[i] == top) return i;
+  return 0;
+}
+
+void argmax(const ArgmaxParams &p) {
+#pragma omp parallel for num_threads(p.num_threads) if (p.num_rows > 1)
+  for (int64_t row = 0; row < p.num_rows; row++)
+    p.indices[row] = find_largest(p.x + row * p.row_stride, p.size);
+}
 
 template <class T>
 void norm(const NormParams &p) {
@@ -99,6 +135,8 @@ void forerun_norm(const forerun::NormParams *params) {
   params->dtype == forerun::kBFloat16 ? forerun::norm<forerun::bf16>(*params)
                                       : forerun::norm<float>(*params);
 }
+
+void forerun_argmax(const forerun::ArgmaxParams *params) { forerun::argmax(*params); }
 
 void forerun_rotate(const forerun::RotaryParams *params) {
   params->dtype == forerun::kBFloat16 ? forerun::rotate<forerun::bf16>(*params)

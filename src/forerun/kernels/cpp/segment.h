@@ -1,13 +1,14 @@
-// From the attention of one layer to the attention of the next in one parallel region.
+// From the attention of one layer to the attention of the next, in a parallel region.
 // Threads take shares of rows in norms, of outputs in linear layers, of heads in the rotation, and
 // meet at barriers; within a phase they write disjoint ranges.
+#pragma once
+
 #include <omp.h>
 
 #include "linear.h"
 #include "rows.h"
 
 namespace forerun {
-namespace {
 
 template <class T>
 class Segment {
@@ -79,16 +80,4 @@ class Segment {
   const Team team_;
 };
 
-template <class T>
-void run(const SegmentParams &p) {
-#pragma omp parallel num_threads(p.num_threads)
-  Segment<T>(p).run();
-}
-
-}  // namespace
 }  // namespace forerun
-
-extern "C" void forerun_segment(const forerun::SegmentParams *params) {
-  params->dtype == forerun::kBFloat16 ? forerun::run<forerun::bf16>(*params)
-                                      : forerun::run<float>(*params);
-}
