@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(find_kernels() is None, reason=explain_kernels()
 def make_times(monkeypatch: pytest.MonkeyPatch, pairs: list[tuple[float, float]]) -> None:
     times = iter(pairs)
     monkeypatch.setattr(crossover, "_time_in_turn", lambda *_: next(times))
+    monkeypatch.setattr(crossover, "read_cpu_flags", lambda: {"avx2", "amx_bf16"})
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,14 @@ def test_only_a_clear_gain_switches(
     times: list[tuple[float, float]], expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_times(monkeypatch, times)
-    assert tiny_models.make_model().measure_crossover() == expected
+    assert tiny_models.make_model(dtype=torch.bfloat16).measure_crossover() == expected
+
+
+def test_nothing_is_timed_without_matrix_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_times(monkeypatch, [])
+    assert tiny_models.make_model(dtype=torch.float32).measure_crossover() is None
+    monkeypatch.setattr(crossover, "read_cpu_flags", lambda: {"avx2", "avx512_bf16"})
+    assert tiny_models.make_model(dtype=torch.bfloat16).measure_crossover() is None
 
 
 def test_a_model_that_is_not_packed_has_nothing_to_switch() -> None:
