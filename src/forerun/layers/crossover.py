@@ -3,8 +3,8 @@
 Our kernel serves every row count from one copy of the weights and runs near the peak of
 AVX512-BF16. On CPUs with matrix instructions (AMX) oneDNN can be far ahead for many rows: there,
 and only there, both are timed, and large steps copy a weight back to its plain layout and hand it
-to oneDNN if that clearly pays. Elsewhere, and always with `--batch-invariant`, nothing switches and a
-row's bits never depend on the rows beside it; a measurement on a busy machine must not decide that.
+to oneDNN if that clearly pays. Elsewhere, and always with `--batch-invariant`, nothing switches and
+a row's bits never depend on the rows beside it; timing on a busy machine must not decide that.
 """
 
 from __future__ import annotations
