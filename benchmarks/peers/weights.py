@@ -99,7 +99,7 @@ def _write_folder(native: Path, spec: ModelSpec, folder: Path) -> None:
     )
     model = auto_model.from_config(config, dtype=torch.bfloat16)
     # A tied head is in the state under its own name too.
-    missing, unexpected = model.load_state_dict(_read_state(native, spec), strict=False)
+    missing, unexpected = model.load_state_dict(_read_state(native), strict=False)
     expected = {"lm_head.weight"} if spec.tie_word_embeddings else set()
     assert set(missing) == expected, missing
     assert not unexpected, unexpected
@@ -131,17 +131,13 @@ def _build_config(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _read_state(native: Path, spec: ModelSpec) -> dict[str, Any]:
+def _read_state(native: Path) -> dict[str, Any]:
     """Return Forerun's own reading of the file in bf16, by Hugging Face's names."""
     import torch
 
-    from forerun.gguf_file import read_gguf
-    from forerun.models import find_model_class
-    from forerun.models.loader import _load_gguf
+    from forerun.models.loader import load_model
 
-    # NOTE: load_model would prepack the weights, after which they cannot be read back.
-    model = find_model_class(spec.architecture)(spec, torch.bfloat16, "cpu")
-    _load_gguf(model, read_gguf(native), None)
+    model = load_model(native, dtype=torch.bfloat16, pack=False)
     return {
         model.hf_name(name): slot.destination.reshape(slot.shape).contiguous()
         for name, slot in model.slots().items()

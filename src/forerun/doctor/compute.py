@@ -45,7 +45,7 @@ def describe_linear() -> dict[str, Choice]:
     for dtype in (torch.bfloat16, torch.float32):
         linear = Linear(64, 64, WeightOptions(dtype, torch.device("cpu")))
         if not pack_linears([linear]):
-            linear.prepack()
+            linear.pack_for_onednn()
         choices[str(dtype).removeprefix("torch.")] = _describe_packing(linear)
     return choices
 

@@ -1,8 +1,9 @@
 """Native CPU kernels: found once per process, optional everywhere.
 
-C++ sources are in cpp/, compiled at install by setup.py. ops.py holds the small operations with
-their PyTorch versions; attention/native.py uses the paged attention. Nothing here knows models,
-requests or steps.
+C++ sources are in cpp/, compiled at install by setup.py. packed.py holds weights as the linear
+kernel reads them, ops.py the small operations with their PyTorch versions, sampling_ops.py and
+cut_ops.py sampling. attention/native.py and models/segments.py call the rest. Nothing here knows
+models, requests or steps.
 """
 
 from __future__ import annotations

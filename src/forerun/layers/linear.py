@@ -46,9 +46,9 @@ class Block(nn.Module):
 class Linear(Block):
     """y = x W^T + b over 2-D rows.
 
-    Loaders fill `weight`; `pack` or `prepack` may then replace it by a layout that computes faster:
-    that of our own kernel (any number of rows, rows can still be read), or oneDNN's. Only one of
-    the three is held.
+    Loaders fill `weight`; `pack` or `pack_for_onednn` may then replace it by a layout that computes
+    faster: that of our own kernel (any number of rows, rows can still be read), or oneDNN's. Only
+    one of the three is held.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class Linear(Block):
         self.packed_bias = None if self.bias is None else self.bias.data.float()
         self.weight = None
 
-    def prepack(self) -> None:
+    def pack_for_onednn(self) -> None:
         """Hold the weight in oneDNN's layout from now on, where that is possible."""
-        if self.weight is not None and _can_prepack(self.weight):
+        if self.weight is not None and _can_pack_for_onednn(self.weight):
             self.onednn_weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.data, None)
             self.weight = None
 
@@ -135,7 +135,7 @@ def pack_linears(linears: Iterable[Linear]) -> bool:
     return True
 
 
-def _can_prepack(weight: Tensor) -> bool:
+def _can_pack_for_onednn(weight: Tensor) -> bool:
     """Whether oneDNN computes this weight's type natively on this device."""
     if not weight.is_cpu or weight.dtype != torch.bfloat16 or not torch.backends.mkldnn.enabled:
         return False

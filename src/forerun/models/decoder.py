@@ -88,7 +88,6 @@ class DecoderModel(nn.Module):
             table = Linear(spec.hidden_size, spec.vocab_size, options)
         self.head = Head(table, softcap=spec.logit_softcap)
         self.segments: Segments | None = None
-        self.plain_from: int | None = None
         ropes = list(dict.fromkeys(layer.rope for layer in spec.layers))
         self.rope_index = [ropes.index(layer.rope) for layer in spec.layers]
         self.ropes = nn.ModuleList(
@@ -120,7 +119,8 @@ class DecoderModel(nn.Module):
         residual = self.embed(token_ids)
         rotations = [rope(positions, residual.dtype) for rope in self.ropes]
         taps = Taps(residual, target_layer_ids)
-        few = self.plain_from is None or len(token_ids) < self.plain_from
+        plain_from = self.plain_from
+        few = plain_from is None or len(token_ids) < plain_from
         run = self._run_segments if self.segments is not None and few else self._run_modules
         return ModelOutput(run(residual, rotations, attention, taps), taps.values)
 
@@ -158,18 +158,22 @@ class DecoderModel(nn.Module):
         step.run(len(self.layers), attended, None)
         return step.normed
 
-    def prepack(self) -> None:
+    def pack_weights(self) -> None:
         """Let linear layers hold their weights as the device computes fastest; once loaded."""
         linears = [linear for layer in self.layers for linear in layer.linears()]
         if pack_linears([*linears, self.head.table]):
             self.segments = Segments.build(self.layers, self.norm)
             return
         for linear in linears:
-            linear.prepack()
+            linear.pack_for_onednn()
+
+    @property
+    def plain_from(self) -> int | None:
+        """From how many rows on linear layers are left to oneDNN; None: never."""
+        return self.layers[0].attention.qkv.plain_from
 
     def switch_from(self, num_rows: int | None) -> None:
         """Leave linear layers of steps with this many rows to oneDNN; None: never."""
-        self.plain_from = num_rows
         for layer in self.layers:
             for linear in layer.linears():
                 linear.plain_from = num_rows

@@ -62,7 +62,7 @@ def load_model(
         model = family(spec, dtype, device)
         _load_hf(model, path, files, progress)
     if pack:
-        model.prepack()
+        model.pack_weights()
     return model.eval()
 
 
@@ -83,7 +83,7 @@ def random_model(
         else:
             slot.destination.normal_(0.0, slot.shape[-1] ** -0.5, generator=generator)
     if pack:
-        model.prepack()
+        model.pack_weights()
     return model.eval()
 
 

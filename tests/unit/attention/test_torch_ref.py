@@ -14,123 +14,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.attention.base import AttentionBatch, AttentionLayer
 from forerun.attention.torch_plan import PIECE_ROWS
 from forerun.attention.torch_ref import TorchRefBackend
-from forerun.cache.kv_store import KVLayerShape, KVStore
+from forerun.cache.kv_store import KVStore
+from ragged_steps import RaggedStep, make_layer
 
 HEAD_DIM = 8
 
 
-class Step:
-    """One step over requests given as (context length, rows), with its K/V kept on the side."""
+class Step(RaggedStep):
+    """A ragged step over a pool as the reference reads it: whole blocks, under a mask."""
 
-    def __init__(
-        self, requests: list[tuple[int, int]], layer: AttentionLayer, kv_block_size: int, seed: int
-    ) -> None:
-        self.requests, self.layer, self.kv_block_size = requests, layer, kv_block_size
-        self.generator = torch.Generator().manual_seed(seed)
-        totals = [context + rows for context, rows in requests]
-        counts = [-(-total // kv_block_size) for total in totals]
-        order = 1 + torch.randperm(sum(counts), generator=self.generator).numpy()
-        self.tables = np.split(order, np.cumsum(counts)[:-1])
-        self.keys = [self.draw(total, layer.num_kv_heads) for total in totals]
-        self.values = [self.draw(total, layer.num_kv_heads) for total in totals]
-        self.query = self.draw(sum(rows for _, rows in requests), layer.num_heads)
-        self.num_blocks = sum(counts) + 1
-
-    def draw(self, length: int, num_heads: int) -> torch.Tensor:
-        return torch.randn(length, num_heads, HEAD_DIM, generator=self.generator)
-
-    def slots(self, request: int, start: int, stop: int) -> np.ndarray:
-        block, offset = np.divmod(np.arange(start, stop), self.kv_block_size)
-        return self.tables[request][block] * self.kv_block_size + offset
-
-    def build_batch(self) -> AttentionBatch:
-        width = max(len(table) for table in self.tables)
-        rows = [rows for _, rows in self.requests]
-        slots = [
-            self.slots(index, context, context + rows)
-            for index, (context, rows) in enumerate(self.requests)
-        ]
-        return AttentionBatch(
-            query_start_loc=np.cumsum([0, *rows]),
-            context_lens=np.array([context for context, _ in self.requests]),
-            block_tables=np.stack([np.pad(t, (0, width - len(t))) for t in self.tables]),
-            slot_mapping=np.concatenate(slots),
-        )
-
-    def build_store(self, dtype: torch.dtype) -> KVStore:
-        """Return a pool holding the contexts, NaN where nothing was written, zeros in block 0."""
-        shape = KVLayerShape(num_kv_heads=self.layer.num_kv_heads, head_dim=HEAD_DIM)
-        store = KVStore(
-            [shape] * (self.layer.index + 1),
-            num_blocks=self.num_blocks,
-            kv_block_size=self.kv_block_size,
-            dtype=dtype,
-            device="cpu",
-        )
-        pools = (store.keys[self.layer.index], store.values[self.layer.index])
-        for pool, contexts in zip(pools, (self.keys, self.values), strict=True):
-            pool[1:] = math.nan
+    def build_store(self, unused: float = math.nan) -> KVStore:
+        """Return the pool with zeros in block 0 and behind the contexts, as a first write does."""
+        store = super().build_store(unused)
+        for pool in (store.keys[self.layer.index], store.values[self.layer.index]):
+            pool[0] = 0
             for index, (context, _) in enumerate(self.requests):
-                for position in range(context):
-                    block, offset = divmod(position, self.kv_block_size)
-                    if offset == 0:  # what a first write does to a block
-                        pool[self.tables[index][block]] = 0
-                    pool[self.tables[index][block], :, offset] = contexts[index][position].to(dtype)
+                begun = np.unique(self.slots(index, 0, context) // self.kv_block_size)
+                pool[begun] = pool[begun].nan_to_num(0.0)
         return store
-
-    def run(self, backend: TorchRefBackend, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        store = self.build_store(dtype)
-        metadata = backend.prepare(self.build_batch(), store)
-        new = [slice(context, context + rows) for context, rows in self.requests]
-        key, value = (
-            torch.cat([whole[part] for whole, part in zip(wholes, new, strict=True)]).to(dtype)
-            for wholes in (self.keys, self.values)
-        )
-        with torch.inference_mode():
-            return backend.attend(
-                self.query.to(dtype),
-                key,
-                value,
-                layer=self.layer,
-                kv_store=store,
-                metadata=metadata,
-            )
-
-    def compute_oracle(self) -> torch.Tensor:
-        group_size = self.layer.num_heads // self.layer.num_kv_heads
-        rows = []
-        for index, (context, count) in enumerate(self.requests):
-            for position in range(context, context + count):
-                first = 0 if self.layer.window is None else position - self.layer.window + 1
-                last = position if self.layer.causal else context + count - 1
-                seen = slice(max(first, 0), last + 1)
-                keys = self.keys[index][seen].double().repeat_interleave(group_size, 1)
-                values = self.values[index][seen].double().repeat_interleave(group_size, 1)
-                query = self.query[len(rows)].double()
-                scores = torch.einsum("hd,khd->hk", query, keys) * self.layer.scale
-                rows.append(torch.einsum("hk,khd->hd", scores.softmax(-1), values).flatten())
-        return torch.stack(rows).float()
-
-
-def make_layer(
-    num_kv_heads: int = 2,
-    group_size: int = 2,
-    window: int | None = None,
-    index: int = 0,
-    causal: bool = True,
-) -> AttentionLayer:
-    return AttentionLayer(
-        index=index,
-        num_heads=num_kv_heads * group_size,
-        num_kv_heads=num_kv_heads,
-        head_dim=HEAD_DIM,
-        scale=0.3,
-        window=window,
-        causal=causal,
-    )
 
 
 requests_strategy = st.lists(
@@ -159,8 +62,10 @@ def test_equals_the_oracle(
     causal: bool,
     seed: int,
 ) -> None:
-    layer = make_layer(num_kv_heads, group_size, window, causal=causal)
-    step = Step(requests, layer, kv_block_size, seed)
+    layer = make_layer(
+        num_kv_heads=num_kv_heads, group_size=group_size, window=window, causal=causal
+    )
+    step = Step(requests, layer, kv_block_size=kv_block_size, seed=seed)
     torch.testing.assert_close(
         step.run(TorchRefBackend()), step.compute_oracle(), atol=2e-5, rtol=0
     )
@@ -171,7 +76,7 @@ def test_equals_the_oracle(
 @pytest.mark.parametrize("causal", [True, False])
 def test_long_chunks_are_cut_without_a_seam(context: int, window: int | None, causal: bool) -> None:
     layer = make_layer(window=window, causal=causal)
-    step = Step([(context, 2 * PIECE_ROWS + 9), (3, 2)], layer, 16, seed=1)
+    step = Step([(context, 2 * PIECE_ROWS + 9), (3, 2)], layer, kv_block_size=16, seed=1)
     torch.testing.assert_close(
         step.run(TorchRefBackend()), step.compute_oracle(), atol=2e-5, rtol=0
     )
@@ -179,17 +84,17 @@ def test_long_chunks_are_cut_without_a_seam(context: int, window: int | None, ca
 
 def test_very_different_lengths_use_several_buckets() -> None:
     requests = [(2000, 1), (8, 1), (1990, 5), (40, 1), (900, 12), (0, 1), (30, 3), (2000, 1)]
-    step = Step(requests, make_layer(), 16, seed=2)
+    step = Step(requests, make_layer(), kv_block_size=16, seed=2)
     backend = TorchRefBackend()
-    metadata = backend.prepare(step.build_batch(), step.build_store(torch.float32))
+    metadata = backend.prepare(step.build_batch(), step.build_store())
     assert len(metadata.find_plan(step.layer, torch.float32).buckets) > 1
     torch.testing.assert_close(step.run(backend), step.compute_oracle(), atol=2e-5, rtol=0)
 
 
 def test_equal_decode_rows_use_one_bucket_as_it_stands() -> None:
-    step = Step([(250 - i, 1) for i in range(8)], make_layer(), 16, seed=3)
+    step = Step([(250 - i, 1) for i in range(8)], make_layer(), kv_block_size=16, seed=3)
     backend = TorchRefBackend()
-    metadata = backend.prepare(step.build_batch(), step.build_store(torch.float32))
+    metadata = backend.prepare(step.build_batch(), step.build_store())
     plan = metadata.find_plan(step.layer, torch.float32)
     assert len(plan.buckets) == 1
     assert plan.result_index is None
@@ -197,9 +102,9 @@ def test_equal_decode_rows_use_one_bucket_as_it_stands() -> None:
 
 def test_window_gathers_only_blocks_it_touches() -> None:
     layer = make_layer(window=20)
-    step = Step([(1000, 1), (990, 30)], layer, 16, seed=4)
+    step = Step([(1000, 1), (990, 30)], layer, kv_block_size=16, seed=4)
     backend = TorchRefBackend()
-    metadata = backend.prepare(step.build_batch(), step.build_store(torch.float32))
+    metadata = backend.prepare(step.build_batch(), step.build_store())
     plan = metadata.find_plan(layer, torch.float32)
     piece_index = plan.pieces[0].gather_index
     assert piece_index is not None
@@ -209,8 +114,8 @@ def test_window_gathers_only_blocks_it_touches() -> None:
 
 def test_result_does_not_depend_on_the_other_requests() -> None:
     layer = make_layer()
-    alone = Step([(50, 3)], layer, 16, seed=5)
-    together = Step([(50, 3), (400, 1), (7, 20)], layer, 16, seed=5)
+    alone = Step([(50, 3)], layer, kv_block_size=16, seed=5)
+    together = Step([(50, 3), (400, 1), (7, 20)], layer, kv_block_size=16, seed=5)
     together.keys[0], together.values[0] = alone.keys[0], alone.values[0]
     together.query[:3] = alone.query
     backend = TorchRefBackend()
@@ -218,15 +123,20 @@ def test_result_does_not_depend_on_the_other_requests() -> None:
 
 
 def test_bfloat16_stays_within_its_rounding() -> None:
-    step = Step([(200, 1), (60, 6), (0, 40), (33, 20)], make_layer(3, 3, 90), 16, seed=6)
-    result = step.run(TorchRefBackend(), torch.bfloat16)
+    step = Step(
+        [(200, 1), (60, 6), (0, 40), (33, 20)],
+        make_layer(num_kv_heads=3, group_size=3, window=90),
+        dtype=torch.bfloat16,
+        seed=6,
+    )
+    result = step.run(TorchRefBackend())
     assert result.dtype == torch.bfloat16
     torch.testing.assert_close(result.float(), step.compute_oracle(), atol=0.04, rtol=0)
 
 
 def test_writes_go_to_the_slots_of_their_layer_only() -> None:
-    step = Step([(5, 2), (0, 3)], make_layer(index=1), 4, seed=7)
-    store = step.build_store(torch.float32)
+    step = Step([(5, 2), (0, 3)], make_layer(index=1), kv_block_size=4, seed=7)
+    store = step.build_store()
     before = store.keys[0].clone()
     backend = TorchRefBackend()
     metadata = backend.prepare(step.build_batch(), store)
@@ -243,7 +153,7 @@ def test_writes_go_to_the_slots_of_their_layer_only() -> None:
 
 def test_strided_inputs_are_read_by_their_strides() -> None:
     """The model passes views of one merged projection."""
-    step = Step([(20, 1), (9, 1)], make_layer(), 4, seed=8)
+    step = Step([(20, 1), (9, 1)], make_layer(), kv_block_size=4, seed=8)
     expected = step.run(TorchRefBackend())
     wide = torch.zeros(2, 9, HEAD_DIM)
     wide[:, 1:5] = step.query

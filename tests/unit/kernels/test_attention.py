@@ -14,7 +14,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forerun.attention.native import BLOCK_ROWS, CHUNK_SIZE, NativeBackend
+from forerun.attention.native import NativeBackend
+from forerun.attention.native_plan import BLOCK_ROWS, CHUNK_SIZE
 from forerun.attention.torch_ref import TorchRefBackend
 from forerun.kernels import Kernels
 from ragged_steps import RaggedStep, make_layer

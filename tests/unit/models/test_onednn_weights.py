@@ -7,7 +7,7 @@ import torch
 
 import tiny_models
 from forerun import kernels
-from forerun.layers.linear import Linear, WeightOptions, _can_prepack
+from forerun.layers.linear import Linear, WeightOptions, _can_pack_for_onednn
 
 
 def make_linear(dtype: torch.dtype, *, bias: bool) -> Linear:
@@ -23,14 +23,14 @@ def test_prepacked_linear_equals_plain(num_rows: int, bias: bool) -> None:
     linear = make_linear(torch.bfloat16, bias=bias)
     rows = torch.randn(num_rows, 40).bfloat16()
     expected = linear(rows).float()
-    linear.prepack()
+    linear.pack_for_onednn()
     torch.testing.assert_close(linear(rows).float(), expected, atol=0.1, rtol=0.02)
 
 
 def test_only_one_copy_of_a_weight_is_held() -> None:
     linear = make_linear(torch.bfloat16, bias=False)
-    can = _can_prepack(linear.plain_weight)
-    linear.prepack()
+    can = _can_pack_for_onednn(linear.plain_weight)
+    linear.pack_for_onednn()
     assert (linear.weight is None) == can
     assert (linear.onednn_weight is not None) == can
 
