@@ -5,8 +5,9 @@ first token is compared with the same prompt's on the idle engine, and the longe
 tokens of the 32 (p99 over all their gaps while the prompt is computed) with their steady gap.
 Repeated; medians and spread are printed, JSON last.
 
-    python benchmarks/arrival.py
-    python benchmarks/arrival.py --max-prefill-while-decoding 512 --repeats 3
+    python -m benchmarks.arrival
+    python -m benchmarks.arrival --max-prefill-while-decoding 512 --repeats 3
+    python -m benchmarks.arrival --quantization int8
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=None, help="model to load (default: the bundled one)")
+    parser.add_argument("--quantization", default="exact", help="mode (default: %(default)s)")
     parser.add_argument("--max-prefill-while-decoding", type=int, default=None)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
@@ -92,6 +94,7 @@ def main() -> None:
     llm = LLM(
         **options,
         dtype="bfloat16",
+        quantization=args.quantization,
         max_prefill_while_decoding=args.max_prefill_while_decoding,
         enable_prefix_caching=False,
         speculative_config={"method": "none"},
@@ -103,7 +106,7 @@ def main() -> None:
         values = sorted(sample[name] for sample in samples)
         figures[name] = {"median": statistics.median(values), "min": values[0], "max": values[-1]}
         print(f"{name:>12}: {figures[name]['median']:.3f} ({values[0]:.3f} - {values[-1]:.3f})")
-    print(json.dumps({"benchmark": "arrival", "figures": figures}))
+    print(json.dumps({"benchmark": "arrival", "info": llm.info, "figures": figures}))
 
 
 if __name__ == "__main__":

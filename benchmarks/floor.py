@@ -2,11 +2,12 @@
 
 Some engine steps of one greedy request, then reads of a large array by all threads, and again: the
 machine's bandwidth moves by half within minutes, so only neighbours may be compared. The floor is
-the bytes of the weights over the best of the reads beside the steps. Prints the median share and
-its spread over the pairs, JSON last.
+the bytes of the weights, as the mode holds them, over the best of the reads beside the steps.
+Prints the median share and its spread over the pairs, JSON last.
 
-    python benchmarks/floor.py
-    python benchmarks/floor.py --model qwen2.5-coder-0.5b-instruct --pairs 10
+    python -m benchmarks.floor
+    python -m benchmarks.floor --quantization int8
+    python -m benchmarks.floor --model qwen2.5-coder-0.5b-instruct --pairs 10
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import argparse
 import json
 import statistics
 import time
+
+from benchmarks.weight_bytes import count_weight_bytes
 
 from forerun import LLM, SamplingParams
 from forerun.doctor.bandwidth import measure_read_bandwidth
@@ -28,13 +31,17 @@ def main() -> None:
     """Measure pairs and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=None, help="model to load (default: the bundled one)")
+    parser.add_argument("--quantization", default="exact", help="mode (default: %(default)s)")
     parser.add_argument("--pairs", type=int, default=30)
     args = parser.parse_args()
     options = {} if args.model is None else {"model": args.model}
-    llm = LLM(**options, dtype="bfloat16", speculative_config={"method": "none"})
-    model = llm.engine._runner._model
-    linears = [linear for layer in model.layers for linear in layer.linears()]
-    num_bytes = sum(2 * x.in_features * x.out_features for x in [*linears, model.head.table])
+    llm = LLM(
+        **options,
+        dtype="bfloat16",
+        quantization=args.quantization,
+        speculative_config={"method": "none"},
+    )
+    num_bytes = count_weight_bytes(llm.engine._runner._model)
     prompt = [(31 * i) % 40000 + 100 for i in range(CONTEXT)]
     params = SamplingParams(
         temperature=0.0, max_tokens=args.pairs * STEPS_PER_PAIR + 20, ignore_eos=True
@@ -63,7 +70,8 @@ def main() -> None:
         f"share {100 * figures['share']:.0f} % "
         f"({100 * shares[len(shares) // 10]:.0f} - {100 * shares[len(shares) * 9 // 10]:.0f})"
     )
-    print(json.dumps({"benchmark": "floor", "num_bytes": num_bytes, **figures}))
+    facts = {"benchmark": "floor", "info": llm.info, "num_bytes": num_bytes}
+    print(json.dumps({**facts, **figures}))
 
 
 if __name__ == "__main__":

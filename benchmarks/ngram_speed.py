@@ -1,9 +1,11 @@
 """n-gram speculation against none on copy-heavy prompts: tokens per second, same process pairs.
 
 Two engines on the same weights take turns on the same prompts (order rotated), so noise hits both.
-Outputs must agree token for token in float32. Prints the median ratio; the last line is JSON.
+Outputs must agree token for token in float32 and in int8. Prints the median ratio; the last line is
+JSON.
 
-    python benchmarks/ngram_speed.py
+    python -m benchmarks.ngram_speed
+    python -m benchmarks.ngram_speed --dtype bfloat16 --quantization int8
 """
 
 from __future__ import annotations
@@ -54,13 +56,19 @@ def main() -> None:
     """Run both arms in turn and report the ratio."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--quantization", default="exact", help="mode (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=128)
     args = parser.parse_args()
     arms: dict[str, Any] = {"none": {"method": "none"}, "ngram": {"method": "ngram"}}
     # Without prefix hits every repeat does the same work.
     engines = {
-        name: LLM(dtype=args.dtype, enable_prefix_caching=False, speculative_config=config)
+        name: LLM(
+            dtype=args.dtype,
+            quantization=args.quantization,
+            enable_prefix_caching=False,
+            speculative_config=config,
+        )
         for name, config in arms.items()
     }
     params = SamplingParams(temperature=0.0, max_tokens=args.max_tokens)
@@ -82,6 +90,7 @@ def main() -> None:
         "same_tokens": token_ids["none"] == token_ids["ngram"],
         "acceptance_length": compute_acceptance_length(answers["ngram"]),
         "dtype": args.dtype,
+        "quantization": args.quantization,
     }
     print(f"ngram / none: {result['ratio']:.2f}x, spread {result['ratio_min_max']}")
     print(json.dumps(result))

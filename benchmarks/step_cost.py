@@ -2,11 +2,11 @@
 
 For each case the engine decodes with one row per request; between steps F.linear is run on its own
 over plain copies of every linear layer's shape and the head's, so both numbers come from the same
-moment of the same machine. (The engine itself may hold weights prepacked.) Reports the median
-ratio and the spread; the last line is JSON.
+moment of the same machine. (The engine itself holds weights as its mode does, prepacked if it can.)
+Reports the median ratio and the spread; the last line is JSON.
 
-    python benchmarks/step_cost.py                 # 1 and 32 requests at context 256, bf16
-    python benchmarks/step_cost.py --repeats 3     # quick look
+    python -m benchmarks.step_cost                 # 1 and 32 requests at context 256, bf16
+    python -m benchmarks.step_cost --repeats 3     # quick look
 """
 
 from __future__ import annotations
@@ -84,11 +84,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=None, help="model to load (default: the bundled one)")
     parser.add_argument("--kv-block-size", type=int, default=None)
+    parser.add_argument("--quantization", default="exact", help="mode (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=40)
     args = parser.parse_args()
     given = {"model": args.model, "kv_block_size": args.kv_block_size}
     options = {name: value for name, value in given.items() if value is not None}
-    llm = LLM(**options, dtype="bfloat16", speculative_config={"method": "none"})
+    llm = LLM(
+        **options,
+        dtype="bfloat16",
+        quantization=args.quantization,
+        speculative_config={"method": "none"},
+    )
     rows = []
     for num_reqs, context, bound in ((1, 256, 1.6), (32, 256, 1.5)):
         row = measure(llm, num_reqs=num_reqs, context=context, repeats=args.repeats)

@@ -7,9 +7,10 @@ with a call for each. The floor is the bytes a step must read (weights once, the
 over the read bandwidth measured in the same minute. Cases are interleaved. Last come whole engine
 steps of 64 greedy requests: scheduling, text and sampling included. Medians, JSON last.
 
-    python benchmarks/step_parts.py                        # bf16 on the default model
-    python benchmarks/step_parts.py --cases 1x1@128,1x8@128 --repeats 50
-    python benchmarks/step_parts.py --model qwen2.5-coder-0.5b --dtype float32
+    python -m benchmarks.step_parts                        # bf16 on the default model
+    python -m benchmarks.step_parts --quantization int8 --kv-cache-dtype int8
+    python -m benchmarks.step_parts --cases 1x1@128,1x8@128 --repeats 50
+    python -m benchmarks.step_parts --model qwen2.5-coder-0.5b-instruct --dtype float32
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from unittest import mock
 
 import numpy as np
 import torch
+from benchmarks.weight_bytes import count_weight_bytes
 from torch import Tensor
 
 from forerun import LLM, SamplingParams
 from forerun.attention.base import AttentionBatch, AttentionContext
-from forerun.cache.kv_store import KVStore
+from forerun.cache.kv_store import KVStore, compute_block_bytes
 from forerun.doctor.bandwidth import measure_read_bandwidth
 from forerun.engine.messages import NewRequest
 from forerun.kernels import find_kernels
@@ -156,12 +158,11 @@ def choose_rows(case: Case, hidden: Tensor) -> Tensor:
 
 
 def count_bytes(model: DecoderModel, store: KVStore, case: Case) -> int:
-    """Return the bytes a step must read: every linear weight and the context's K/V."""
-    linears = [linear for layer in model.layers for linear in layer.linears()]
-    numbers = sum(x.in_features * x.out_features for x in [*linears, model.head.table])
-    per_token = sum(2 * x.num_kv_heads * x.head_dim for x in store.layers)
+    """Return the bytes a step must read: every linear weight and the context's K/V, as held."""
+    size, dtype = store.kv_block_size, store.keys[0].dtype
+    per_block = compute_block_bytes(store.layers, kv_block_size=size, dtype=dtype)
     tokens = case.num_reqs * (case.context + case.num_rows)
-    return int((numbers + per_token * tokens) * model.embed.table.dtype.itemsize)
+    return count_weight_bytes(model) + per_block * tokens // size
 
 
 def main() -> None:
@@ -169,11 +170,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=None, help="model to load (default: the bundled one)")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--quantization", default="exact", help="mode (default: %(default)s)")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="(default: %(default)s)")
     parser.add_argument("--cases", default=CASES, help="REQUESTSxROWS@CONTEXT, comma-separated")
     parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
     named = {} if args.model is None else {"model": args.model}
-    llm = LLM(**named, dtype=args.dtype, speculative_config={"method": "none"})
+    llm = LLM(
+        **named,
+        dtype=args.dtype,
+        quantization=args.quantization,
+        kv_cache_dtype=args.kv_cache_dtype,
+        speculative_config={"method": "none"},
+    )
     watch, kernels = Stopwatch(), find_kernels()
     assert kernels is not None, "there are no native calls to time"
     model = llm.engine._runner._model
@@ -198,7 +207,8 @@ def main() -> None:
     rows.append({"case": f"engine {ENGINE_REQUESTS}", **run_engine(llm, watch, args.repeats)})
     for row in rows:
         print("  ".join(f"{k} {v:.2f}" if k != "case" else f"{v:>12}" for k, v in row.items()))
-    print(json.dumps({"benchmark": "step_parts", "bandwidth": bandwidth, "rows": rows}))
+    facts = {"benchmark": "step_parts", "info": llm.info, "bandwidth": bandwidth}
+    print(json.dumps({**facts, "rows": rows}))
 
 
 if __name__ == "__main__":

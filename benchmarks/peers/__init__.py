@@ -2,5 +2,6 @@
 
 Files: `rows` (what is measured), `rates` (from time stamps to tokens per second), `weights` and
 `install` (what peers need), `adapters` (how each is driven), `workers` (programs that run in the
-peers' own environments), `runner` (interleaved blocks), `report` (medians, ratios, table).
+peers' own environments), `runner` (interleaved blocks), `figures` (medians, ratios, floor),
+`quantised` and `report` (rows, bounds, tables).
 """

@@ -7,6 +7,7 @@ per model; the last line is JSON. A peer that fails is shown with its reason.
     python -m benchmarks.peers                                   # everything for SmolLM2, 3 blocks
     python -m benchmarks.peers --models smollm2-135m-instruct,qwen2.5-coder-0.5b-instruct
     python -m benchmarks.peers --blocks 1 --rows decode --streams 1,4 --only forerun,llama.cpp
+    python -m benchmarks.peers --rows quantised      # the model's own file, beside bf16 decoding
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.adapters import ENGINES, PEERS, SERVERS, Setup
+from benchmarks.peers.quantised import build_quantised_table
 from benchmarks.peers.report import build_model_report, build_notes, build_table
-from benchmarks.peers.rows import KINDS, Row, build_rows
+from benchmarks.peers.rows import KINDS, QUANTISED_PEERS, Row, build_rows
 from benchmarks.peers.runner import BlockRunner, Phase
 from benchmarks.peers.weights import prepare_model
 from benchmarks.peers.work import WorkBuilder, read_bandwidth
+from benchmarks.progress import Watcher, show_progress
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from forerun import env
 from forerun.bench.paired.runner import interrupt_on_sigterm
@@ -42,8 +43,7 @@ logger = get_logger(__name__)
 
 EXIT_CONFIG = 2
 EXIT_INTERRUPTED = 130
-_MIN_COLUMNS = 170
-_NATIVE_PEER = "llama.cpp"
+_MIN_COLUMNS = 210
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,8 +68,8 @@ class Plan:
 
 
 def select_peers(peers: Sequence[str], row: Row) -> list[str]:
-    """Return which of the peers take part in a row; one alone computes on the model's own file."""
-    return [peer for peer in peers if row.kind != "native" or peer == _NATIVE_PEER]
+    """Return which of the peers take part in a row; not all compute on the model's own file."""
+    return [peer for peer in peers if not row.is_quantised or peer in QUANTISED_PEERS]
 
 
 def parse_plan(arguments: Sequence[str] | None = None) -> Plan:
@@ -119,29 +119,6 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-@dataclass(frozen=True, slots=True)
-class Watcher:
-    """Who is told how the run goes."""
-
-    note: Callable[[str], None]
-    advance: Callable[[], None]
-
-
-@contextmanager
-def show_progress(total: int) -> Iterator[Watcher]:
-    """Show a bar if stderr is a terminal, else notes in the log."""
-    if not sys.stderr.isatty():
-        yield Watcher(logger.info, lambda: None)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    progress = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
-    task = progress.add_task("starting", total=total)
-    with progress:
-        yield Watcher(
-            lambda text: progress.update(task, description=text), lambda: progress.advance(task)
-        )
-
-
 class PeerBenchmark:
     """Runs a plan model by model; `reports` holds what has been measured, also in between."""
 
@@ -175,8 +152,7 @@ class PeerBenchmark:
             for phase in self._build_phases(setup):
                 runner.run(phase)
         finally:
-            report = build_model_report(model, plan.rows, runner.measured, files.step_bytes)
-            self.reports.append(report)
+            self.reports.append(build_model_report(files, plan.rows, runner.measured))
 
     def _build_phases(self, setup: Setup) -> list[Phase]:
         plan = self._plan
@@ -198,7 +174,10 @@ def show(benchmark: PeerBenchmark, plan: Plan) -> None:
     # Where stdout is no terminal, rich would assume 80 columns and fold the figures.
     console.width = max(console.width, _MIN_COLUMNS)
     for report in benchmark.reports:
-        console.print(build_table(report, plan.peers))
+        if report["rows"]:
+            console.print(build_table(report, plan.peers))
+        if report["quantised"] is not None:
+            console.print(build_quantised_table(report, plan.peers))
         for line in build_notes(report):
             console.print(line, markup=False, highlight=False)
     result = {

@@ -46,7 +46,7 @@ Factories = Mapping[str, Callable[[], Adapter]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """Rows that share programs, and how to start each peer's."""
+    """Rows that share programs, and how to start each program (`Row.program_of`)."""
 
     name: str
     rows: Sequence[Row]
@@ -99,28 +99,29 @@ class BlockRunner:
         for position, peer in enumerate(order):
             self._note(f"block {block + 1}/{self._num_blocks}, {row.name}, {peer}")
             cell = Cell(row=row.name, peer=peer, block=block, order=position)
-            self.measured.cells.append(measure_cell(cell, adapters[peer], work))
+            adapter = adapters[row.program_of(peer)]
+            self.measured.cells.append(measure_cell(cell, adapter, work))
             self._advance()
 
     @contextlib.contextmanager
     def _open(self, phase: Phase) -> Iterator[dict[str, Adapter | PeerError]]:
-        """Start one peer after the other; a failed start stands in the peer's place."""
-        needed = {peer for row in phase.rows for peer in phase.peers_of(row)}
+        """Start one program after the other; a failed start stands in the program's place."""
+        needed = {row.program_of(peer) for row in phase.rows for peer in phase.peers_of(row)}
         adapters: dict[str, Adapter | PeerError] = {}
         with contextlib.ExitStack() as stack:
-            for peer in (peer for peer in phase.factories if peer in needed):
-                self._note(f"starting {peer} ({phase.name})")
+            for program in (name for name in phase.factories if name in needed):
+                self._note(f"starting {program} ({phase.name})")
                 facts: dict[str, Any]
                 try:
-                    adapter = phase.factories[peer]()
+                    adapter = phase.factories[program]()
                 except PeerError as error:
-                    adapters[peer] = error
+                    adapters[program] = error
                     facts = {"error": str(error)}
                 else:
                     stack.callback(adapter.stop)
-                    adapters[peer] = adapter
+                    adapters[program] = adapter
                     facts = adapter.facts
-                self.measured.facts.setdefault(peer, {})[phase.name] = facts
+                self.measured.facts.setdefault(program, {})[phase.name] = facts
             yield adapters
 
 

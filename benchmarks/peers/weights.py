@@ -18,6 +18,7 @@ from typing import Any
 from forerun.data.bundled import fetch_bundled_model
 from forerun.data.packages import exclusive_lock
 from forerun.errors import ConfigError
+from forerun.gguf_file import read_gguf
 from forerun.models.spec import ModelSpec
 
 # Changes when what is built from the same file changes.
@@ -30,7 +31,8 @@ _BF16_FILE_TYPE = 32
 class ModelFiles:
     """Where the forms of one model are, and what a decode step must read of it.
 
-    `step_bytes` are the bf16 weights a one-row step touches: all, without a separate embedding.
+    `step_bytes` are the bf16 weights a one-row step touches: all, without a separate embedding;
+    `file_step_bytes` are the same weights as the native file holds them.
     """
 
     name: str
@@ -38,6 +40,7 @@ class ModelFiles:
     folder: Path
     bf16_gguf: Path
     step_bytes: int
+    file_step_bytes: int
     max_model_len: int
 
 
@@ -59,11 +62,12 @@ def prepare_model(name: str, home: Path, note: Callable[[str], None]) -> ModelFi
         folder=base / "bf16",
         bf16_gguf=base / f"{name}.bf16.gguf",
         step_bytes=count_step_bytes(spec),
+        file_step_bytes=count_file_step_bytes(native),
         max_model_len=spec.max_model_len,
     )
     with exclusive_lock(base / "lock"):
         _build_once(files.folder, lambda path: _write_folder(native, spec, path), note)
-        _build_once(files.bf16_gguf, lambda path: _write_bf16_gguf(native, path), note)
+        _build_once(files.bf16_gguf, lambda path: write_bf16_gguf(native, path), note)
     return files
 
 
@@ -73,6 +77,18 @@ def count_step_bytes(spec: ModelSpec) -> int:
     mlp = 3 * spec.hidden_size * spec.intermediate_size
     head = spec.vocab_size * spec.hidden_size
     return 2 * (spec.num_layers * (attention + mlp) + head)
+
+
+def count_file_step_bytes(native: Path) -> int:
+    """Return the bytes of a GGUF file's matrices that one decode step reads at least."""
+    tensors = read_gguf(native).tensors
+    # A separate head leaves the embedding to single rows.
+    skipped = "token_embd.weight" if "output.weight" in tensors else None
+    return sum(
+        tensor.num_rows * tensor.row_bytes
+        for name, tensor in tensors.items()
+        if len(tensor.shape) > 1 and name != skipped
+    )
 
 
 def _build_once(target: Path, build: Callable[[Path], None], note: Callable[[str], None]) -> None:
@@ -137,7 +153,7 @@ def _read_state(native: Path) -> dict[str, Any]:
 
     from forerun.models.loader import load_model
 
-    model = load_model(native, dtype=torch.bfloat16, pack=False)
+    model = load_model(native, dtype=torch.bfloat16, pack=False, quantization="exact")
     return {
         model.hf_name(name): slot.destination.reshape(slot.shape).contiguous()
         for name, slot in model.slots().items()
@@ -160,7 +176,7 @@ def _write_tokenizer(native: Path, folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def _write_bf16_gguf(native: Path, target: Path) -> None:
+def write_bf16_gguf(native: Path, target: Path) -> None:
     """Copy the file with every matrix dequantised to BF16, and vectors to F32."""
     from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize, quantize
 

@@ -18,6 +18,7 @@ from forerun.errors import ConfigError, describe_unknown_key
 DRAFTER_METHODS = ("none", "ngram")
 REJECTION_METHODS = ("standard", "coupled")
 DTYPES = ("auto", "bfloat16", "float32")
+QUANTIZATIONS = ("auto", "int8", "exact", "q8_0")
 ATTENTION_BACKENDS = ("auto", "native", "torch_ref")
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -34,6 +35,11 @@ class ModelConfig:
         DEFAULT_MODEL, "Hugging Face folder, GGUF file, or the name of a bundled model"
     )
     dtype: str = _option("auto", "weight type: auto, bfloat16 or float32")
+    quantization: str = _option(
+        "auto",
+        "linear layers: auto, int8 (quantised weights as they are, 8-bit activations), exact "
+        "(dequantised) or q8_0 (int8, and float weights become Q8_0)",
+    )
     device: str = _option("auto", "torch device, such as cpu or cuda:0")
     max_model_len: int | None = _option(None, "longest prompt + output, in tokens")
     num_threads: int | None = _option(None, "CPU threads for tensor work")
@@ -46,6 +52,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
+        _check_choice("quantization", self.quantization, QUANTIZATIONS)
         _check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         _check_positive("max_model_len", self.max_model_len)
         _check_positive("num_threads", self.num_threads)

@@ -1,7 +1,8 @@
-"""GGUF files: the header (metadata and where tensors lie), and tensors as float32. No torch.
+"""GGUF files: the header (metadata and where tensors lie), and tensors as stored or float32.
 
 The header is parsed here, because the gguf package needs ten seconds for a vocabulary of 262,144
 tokens; the package does the dequantising. Every defect of a file is a ConfigError naming the file.
+No torch.
 Shapes are in row-major order, the reverse of what GGUF stores.
 
 Layout (versions 2 and 3, little-endian): magic, u32 version, u64 tensors, u64 pairs; then per pair
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from forerun.errors import ConfigError
+from forerun.quantisation.check import check_scales
 
 MAGIC = b"GGUF"
 # Type id -> name, numbers per block, bytes per block.
@@ -63,6 +65,11 @@ class GGUFTensor:
     offset: int  # bytes from the start of the file
 
     @property
+    def type_name(self) -> str:
+        """The type's name, such as Q4_1."""
+        return TENSOR_TYPES[self.type_id][0]
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of one row (the last dimension)."""
         _, block, size = TENSOR_TYPES[self.type_id]
@@ -83,16 +90,38 @@ class GGUFFile:
     tensors: dict[str, GGUFTensor]
     data: mmap.mmap
 
+    def read_raw(self, tensor: GGUFTensor, start: int, stop: int) -> np.ndarray:
+        """Return rows start..stop as stored: a view of the map, bytes [rows, row_bytes].
+
+        Raises ConfigError if a block is scaled by a number that is not finite.
+        """
+        size = tensor.row_bytes
+        offset = tensor.offset + start * size
+        raw = np.frombuffer(self.data, np.uint8, (stop - start) * size, offset)
+        check_scales(
+            raw,
+            stored=tensor.type_name,
+            block_bytes=TENSOR_TYPES[tensor.type_id][2],
+            path=self.path,
+            name=tensor.name,
+            offset=offset,
+        )
+        return raw.reshape(stop - start, size)
+
     def read_rows(self, tensor: GGUFTensor, start: int, stop: int) -> np.ndarray:
         """Dequantise rows start..stop of a tensor; float32 [rows, columns]."""
         from gguf import GGMLQuantizationType, dequantize
 
-        size = tensor.row_bytes
-        offset = tensor.offset + start * size
-        raw = np.frombuffer(self.data, np.uint8, (stop - start) * size, offset)
         kind = GGMLQuantizationType(tensor.type_id)
-        values = dequantize(raw.reshape(stop - start, size), kind)
+        values = dequantize(self.read_raw(tensor, start, stop), kind)
         return values if values.flags.writeable else values.copy()
+
+    def release_rows(self, tensor: GGUFTensor, start: int, stop: int) -> None:
+        """Give the memory behind rows start..stop back to the system; reading them still works."""
+        advice = getattr(mmap, "MADV_DONTNEED", None)
+        if advice is not None:
+            first = (tensor.offset + start * tensor.row_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+            self.data.madvise(advice, first, tensor.offset + stop * tensor.row_bytes - first)
 
 
 def read_gguf(path: Path) -> GGUFFile:
@@ -191,17 +220,22 @@ class _HeaderReader:
                 f"{self.path}: tensor {tensor.name} is stored as {_type_name(tensor.type_id)}, "
                 f"which is not supported; supported are {allowed}."
             )
-        name, block, _ = TENSOR_TYPES[tensor.type_id]
-        if tensor.shape[-1] % block or 0 in tensor.shape:
-            raise self.corrupt(f"tensor {tensor.name} has shape {list(tensor.shape)} in {name}")
+        shape = list(tensor.shape)
+        where = f"tensor {tensor.name} ({tensor.type_name} {shape}, at byte {tensor.offset})"
+        if 0 in shape:
+            raise self.corrupt(f"{where} is empty")
+        block = TENSOR_TYPES[tensor.type_id][1]
+        if shape[-1] % block:
+            raise self.corrupt(
+                f"{where} has rows of {shape[-1]} numbers, which {tensor.type_name} stores in "
+                f"blocks of {block}"
+            )
         rows = 1
         for size in tensor.shape[:-1]:
             rows *= size
         end = tensor.offset + rows * tensor.row_bytes
         if end > len(self.data):
-            raise self.corrupt(
-                f"tensor {tensor.name} ends at byte {end}, the file at {len(self.data)}"
-            )
+            raise self.corrupt(f"{where} ends at byte {end}, the file at {len(self.data)}")
 
 
 def _type_name(type_id: int) -> str:

@@ -18,7 +18,7 @@ SRC = Path(forerun.__file__).parent
 
 # Lower layers first. A module may import its own layer and those before it.
 LAYERS: list[set[str]] = [
-    {"errors", "env", "logs", "core", "config", "plan", "gguf_file"},
+    {"errors", "env", "logs", "core", "config", "plan", "gguf_file", "quantisation"},
     {"data", "tokenization", "budget", "cache", "attention", "kernels", "layers"},
     {"models"},
     {"drafters", "sampling"},
@@ -49,6 +49,8 @@ TORCH_FREE = [
     "transport",
     "transport.async_engine",
     "tokenization",
+    "quantisation.check",
+    "quantisation.decode",
     "data",
     "data.bundled",
     "server.app",

@@ -75,9 +75,8 @@ class BatchedBench:
         }
 
     def measure(self, work: Work) -> Measurement:
-        """Run every variant; the best counts. The native file is for orientation: one will do."""
-        variants = _VARIANTS[:1] if work.row.kind == "native" else _VARIANTS
-        rates = {" ".join(variant): self._run(work, variant) for variant in variants}
+        """Run every variant; the best counts."""
+        rates = {" ".join(variant): self._run(work, variant) for variant in _VARIANTS}
         best = max(rates, key=rates.__getitem__)
         self._best[work.row.name] = best
         return Measurement(rates[best])
@@ -90,7 +89,7 @@ class BatchedBench:
         threads = str(self._setup.num_threads)
         command: list[str | Path] = [
             self._binaries / "llama-batched-bench",
-            *("-m", files.native if row.kind == "native" else files.bf16_gguf),
+            *("-m", files.native if row.is_quantised else files.bf16_gguf),
             *("-c", str(count_context(work)), "-t", threads, "-tb", threads),
             *("-npp", str(row.prompt_tokens), "-ntg", str(row.max_tokens)),
             *("-npl", str(row.num_streams), "--output-format", "jsonl", *variant),
@@ -151,7 +150,7 @@ def _stand_in(setup: Setup, reason: str) -> FreshServer:
     environment = install(XLLAMACPP, setup.home, setup.note)
 
     def build_command(port: int, work: Work) -> Command:
-        model = setup.files.native if work.row.kind == "native" else setup.files.bf16_gguf
+        model = setup.files.native if work.row.is_quantised else setup.files.bf16_gguf
         return [
             *(python_of(environment), _ROOT / "benchmarks/peers/workers/xllamacpp_server.py"),
             *(model, "--port", str(port), "--num-places", str(work.row.num_streams)),

@@ -1,6 +1,7 @@
 """Forerun's engine without speculation, stepped by hand, in a process of its own.
 
-Defaults but for what the comparison fixes: bf16, no drafter, no prefix cache, the context length.
+Defaults but for what the comparison fixes: bf16, the quantised mode, no drafter, no prefix cache,
+the context length.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from forerun.engine.messages import NewRequest
 class ForerunWorker:
     """One engine; answers one generation at a time."""
 
-    def __init__(self, model: str, max_model_len: int) -> None:
+    def __init__(self, model: str, max_model_len: int, quantization: str) -> None:
         llm = LLM(
             model,
             dtype="bfloat16",
+            quantization=quantization,
             max_model_len=max_model_len,
             enable_prefix_caching=False,
             speculative_config={"method": "none"},
@@ -51,9 +53,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("max_model_len", type=int)
+    parser.add_argument("quantization")
     args = parser.parse_args()
     answers = claim_stdout()
-    worker = ForerunWorker(args.model, args.max_model_len)
+    worker = ForerunWorker(args.model, args.max_model_len, args.quantization)
     serve_lines(worker.facts, worker.answer, answers)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from forerun.doctor.report import Fact, Problem, Section
+from forerun.kernels.packed import PackedWeight
 from forerun.layers.linear import Linear, WeightOptions, pack_linears
 
 
@@ -51,7 +52,7 @@ def describe_linear() -> dict[str, Choice]:
 
 
 def _describe_packing(linear: Linear) -> Choice:
-    if linear.packed is not None:
+    if isinstance(linear.packed, PackedWeight):
         return Choice("native", f"{linear.packed.kernels.variant} kernels, for any number of rows")
     if linear.onednn_weight is not None:
         return Choice("onednn", "no native kernels; oneDNN computes this type natively")

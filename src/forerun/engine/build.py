@@ -49,7 +49,14 @@ def build_engine(
     backend = build_attention_backend(resolved.attention_backend)
     keep_freed_memory()
     tokenizer = load_tokenizer(path)
-    model = load_model(path, dtype=resolved.dtype, device=resolved.device, progress=progress)
+    is_q8_0 = config.model.quantization == "q8_0"
+    model = load_model(
+        path,
+        dtype=resolved.dtype,
+        device=resolved.device,
+        progress=progress,
+        quantization="q8_0" if is_q8_0 else resolved.quantization,
+    )
     is_invariant = _settle_crossover(config, resolved, model)
     kv_store = KVStore(
         layers,
@@ -75,7 +82,9 @@ def build_engine(
         num_lookahead_slots=drafter.capabilities.num_lookahead_slots,
     )
     info = describe_engine(config, resolved, model, engine)
-    return engine, tokenizer, info | {"batch_invariant": is_invariant}
+    weight_types = model.count_weight_types()
+    info |= {"batch_invariant": is_invariant, "weight_types": weight_types}
+    return engine, tokenizer, info
 
 
 def _settle_crossover(config: EngineConfig, resolved: Resolved, model: DecoderModel) -> bool:
@@ -154,6 +163,7 @@ def describe_engine(
         "architecture": model.spec.architecture,
         "device": str(resolved.device),
         "dtype": str(resolved.dtype).removeprefix("torch."),
+        "quantization": resolved.quantization,
         "num_threads": resolved.num_threads,
         "attention_backend": resolved.attention_backend,
         "max_model_len": resolved.max_model_len,

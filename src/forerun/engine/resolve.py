@@ -13,7 +13,7 @@ from forerun.config import EngineConfig, parse_bytes
 from forerun.errors import ConfigError
 from forerun.kernels import explain_kernels, find_kernels
 from forerun.logs import get_logger
-from forerun.models.spec import ModelSpec
+from forerun.models.spec import FLOAT_TYPES, ModelSpec
 
 logger = get_logger(__name__)
 
@@ -37,6 +37,7 @@ class Resolved:
     kv_cache_bytes: int
     num_blocks: int
     attention_backend: str = "torch_ref"
+    quantization: str = "exact"
 
 
 def resolve(config: EngineConfig, spec: ModelSpec, layers: Sequence[KVLayerShape]) -> Resolved:
@@ -56,6 +57,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, layers: Sequence[KVLayerShape
         kv_cache_bytes=kv_bytes,
         num_blocks=num_blocks,
         attention_backend=_resolve_attention(config.model.attention_backend, device),
+        quantization=_resolve_quantization(config.model.quantization, device, spec.quantization),
     )
 
 
@@ -116,6 +118,41 @@ def _resolve_attention(given: str, device: torch.device) -> str:
     chosen = "torch_ref" if find_kernels() is None else "native"
     logger.info("attention %s: %s", chosen, explain_kernels())
     return chosen
+
+
+def _resolve_quantization(given: str, device: torch.device, stored: str | None) -> str:
+    """Return int8 or exact; `stored` is the type of most weights in a GGUF file, if it is one."""
+    is_quantised = stored is not None and stored not in FLOAT_TYPES
+    if given == "auto":
+        reason = _find_int8_obstacle(device, is_quantised)
+        mode = "int8" if reason is None else "exact"
+        logger.info("quantization %s: %s", mode, reason or f"weights are stored as {stored}")
+        return mode
+    logger.info("quantization %s: given", given)
+    if given == "exact":
+        return given
+    if device.type != "cpu":
+        raise ConfigError(
+            f"--quantization {given} computes on the CPU, the device is {device}; give auto or "
+            "exact."
+        )
+    if given == "int8" and not is_quantised:
+        raise ConfigError(
+            f"--quantization int8 needs quantised weights; most of this model's are stored as "
+            f"{stored or 'floats'}. Give q8_0 to quantise them at start, or auto."
+        )
+    if find_kernels() is None:
+        logger.warning("quantised layers are computed in PyTorch, slowly: %s", explain_kernels())
+    return "int8"
+
+
+def _find_int8_obstacle(device: torch.device, is_quantised: bool) -> str | None:
+    """Return why quantised weights are not multiplied as they are stored; None: they are."""
+    if device.type != "cpu":
+        return f"int8 computes on the CPU, the device is {device}"
+    if not is_quantised:
+        return "weights are stored as floats"
+    return explain_kernels() if find_kernels() is None else None
 
 
 def _resolve_length(given: int | None, spec: ModelSpec) -> int:

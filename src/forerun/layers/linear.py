@@ -2,11 +2,12 @@
 
 A merged projection (q, k and v; gate and up) is one Linear whose rows are filled part by part: its
 parts are views, so a loader writes straight into the merged weight and nothing is held twice.
+Quantised weights never fill it: they come as blocks, part by part, when the model is packed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ from torch import Tensor, nn
 
 from forerun.cache.huge_pages import advise_huge_pages
 from forerun.kernels.packed import PackedMemory, PackedWeight, measure_packed, pack
+from forerun.kernels.quantised import pack_blocks
+from forerun.quantisation.formats import BlockTensor
+from forerun.quantisation.reference import ReferenceWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,19 @@ class WeightOptions:
         """Return an uninitialised frozen weight; memory is touched only when it is filled."""
         data = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         return nn.Parameter(data, requires_grad=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredBlocks:
+    """Where the quantised weight of one Linear comes from, part by part in output order.
+
+    `num_bytes` is its size in the native kernels' layout, None to hold it for the reference. `read`
+    and, when what it returned is no longer used, `done` are called once.
+    """
+
+    num_bytes: int | None
+    read: Callable[[], Sequence[BlockTensor]]
+    done: Callable[[], None]
 
 
 class Block(nn.Module):
@@ -47,8 +64,8 @@ class Linear(Block):
     """y = x W^T + b over 2-D rows.
 
     Loaders fill `weight`; `pack` or `pack_for_onednn` may then replace it by a layout that computes
-    faster: that of our own kernel (any number of rows, rows can still be read), or oneDNN's. Only
-    one of the three is held.
+    faster: that of our own kernel (any number of rows, rows can still be read), or oneDNN's.
+    `hold_blocks` puts a quantised weight in its place. Only one of them is held.
     """
 
     def __init__(
@@ -60,9 +77,12 @@ class Linear(Block):
         self.dtype = options.dtype
         self.weight: nn.Parameter | None = options.empty(out_features, in_features)
         self.bias = options.empty(out_features) if bias else None
-        self.packed: PackedWeight | None = None
+        self.packed: PackedWeight | ReferenceWeight | None = None
         self.packed_bias: Tensor | None = None
         self.onednn_weight: Tensor | None = None
+        self.is_quantised = False
+        # How many numbers are held in which type.
+        self.weight_types = {str(self.dtype).removeprefix("torch."): in_features * out_features}
         # From this many rows on a packed weight is restored and left to oneDNN: see crossover.py.
         self.plain_from: int | None = None
 
@@ -74,7 +94,21 @@ class Linear(Block):
 
     def pack(self, memory: PackedMemory) -> None:
         """Hold the weight in the native kernel's layout from now on."""
-        self.packed = pack(self.plain_weight, memory)
+        self._hold(pack(self.plain_weight, memory))
+
+    def hold_blocks(self, parts: Sequence[BlockTensor], memory: PackedMemory | None) -> None:
+        """Hold a quantised weight from now on; without memory, for the reference."""
+        if memory is None:
+            self._hold(ReferenceWeight(parts, self.dtype))
+        else:
+            self._hold(pack_blocks(parts, self.dtype, memory))
+        self.is_quantised = True
+        self.weight_types = dict.fromkeys((part.format.name for part in parts), 0)
+        for part in parts:
+            self.weight_types[part.format.name] += part.num_values
+
+    def _hold(self, packed: PackedWeight | ReferenceWeight) -> None:
+        self.packed = packed
         self.packed_bias = None if self.bias is None else self.bias.data.float()
         self.weight = None
 
@@ -120,19 +154,38 @@ class Linear(Block):
         return F.embedding(row_ids, self.plain_weight)
 
 
-def pack_linears(linears: Iterable[Linear]) -> bool:
-    """Pack all of these or, if one of them cannot be, none; in one block of memory."""
-    chosen = [linear for linear in linears if linear.weight is not None]
-    sizes = [measure_packed(linear.weight) for linear in chosen if linear.weight is not None]
-    known = [size for size in sizes if size is not None]
-    if len(known) < len(chosen):
-        return False
-    buffer = torch.empty(PackedMemory.count_bytes(known), dtype=torch.uint8)
+def pack_linears(
+    linears: Iterable[Linear], blocks: Mapping[Linear, StoredBlocks] | None = None
+) -> bool:
+    """Let layers hold their weights as the native kernels read them, in one block of memory.
+
+    Those with stored blocks take these; the others are packed all or, if one of them cannot be,
+    none. Return whether all are native now.
+    """
+    chosen, blocks = list(linears), blocks or {}
+    sizes = _measure_plain([linear for linear in chosen if linear not in blocks])
+    sizes |= {x: found.num_bytes for x, found in blocks.items() if found.num_bytes is not None}
+    buffer = torch.empty(PackedMemory.count_bytes(list(sizes.values())), dtype=torch.uint8)
     advise_huge_pages(buffer.data_ptr(), len(buffer))
     memory = PackedMemory(buffer)
     for linear in chosen:
-        linear.pack(memory)
-    return True
+        if linear in blocks:
+            linear.hold_blocks(blocks[linear].read(), memory if linear in sizes else None)
+            blocks[linear].done()
+        elif linear in sizes:
+            linear.pack(memory)
+    return all(linear in sizes for linear in chosen)
+
+
+def _measure_plain(linears: Iterable[Linear]) -> dict[Linear, int]:
+    """Return the packed size of every plain weight, or nothing if one has no such layout."""
+    sizes: dict[Linear, int] = {}
+    for linear in linears:
+        size = measure_packed(linear.plain_weight)
+        if size is None:
+            return {}
+        sizes[linear] = size
+    return sizes
 
 
 def _can_pack_for_onednn(weight: Tensor) -> bool:

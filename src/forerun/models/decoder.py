@@ -7,7 +7,8 @@ Shapes: T rows (num_tokens), d hidden_size, n tapped layers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, cast
 
 import torch
@@ -18,7 +19,7 @@ from forerun.errors import ConfigError
 from forerun.gguf_file import GGUFFile
 from forerun.layers.crossover import measure_crossover
 from forerun.layers.embedding import Embedding, Head
-from forerun.layers.linear import Linear, WeightOptions, pack_linears
+from forerun.layers.linear import Linear, StoredBlocks, WeightOptions, pack_linears
 from forerun.layers.norm import RMSNorm
 from forerun.layers.rotary import Rotary, Rotation
 from forerun.models.base import ModelOutput
@@ -158,12 +159,18 @@ class DecoderModel(nn.Module):
         step.run(len(self.layers), attended, None)
         return step.normed
 
-    def pack_weights(self) -> None:
-        """Let linear layers hold their weights as the device computes fastest; once loaded."""
+    def pack_weights(self, blocks: Mapping[Linear, StoredBlocks] | None = None) -> None:
+        """Let linear layers hold their weights as the device computes fastest; once loaded.
+
+        Layers with `blocks` take these instead of what they were filled with.
+        """
+        blocks = blocks or {}
         linears = [linear for layer in self.layers for linear in layer.linears()]
-        if pack_linears([*linears, self.head.table]):
-            self.segments = Segments.build(self.layers, self.norm)
-            return
+        tables = [self.head.table]
+        if self.embed.table in blocks and self.embed.table is not self.head.table:
+            tables.append(self.embed.table)
+        pack_linears([*linears, *tables], blocks)
+        self.segments = Segments.build(self.layers, self.norm)
         for linear in linears:
             linear.pack_for_onednn()
 
@@ -179,9 +186,30 @@ class DecoderModel(nn.Module):
                 linear.plain_from = num_rows
 
     def measure_crossover(self) -> int | None:
-        """Return from how many rows on that would be faster; None: from none."""
-        largest = max(self.layers[0].linears(), key=lambda x: x.in_features * x.out_features)
-        return None if largest.packed is None else measure_crossover(largest)
+        """Return from how many rows on that would be faster; None: from none.
+
+        Quantised weights stay: oneDNN would multiply them with other activations.
+        """
+        linears = [linear for layer in self.layers for linear in layer.linears()]
+        if any(linear.packed is None or linear.is_quantised for linear in linears):
+            return None
+        return measure_crossover(max(linears, key=lambda x: x.in_features * x.out_features))
+
+    def count_weight_types(self) -> dict[str, int]:
+        """Return how many numbers of linear layers and tables are held in which type."""
+        counts: Counter[str] = Counter()
+        for linear, _ in self.linear_parts():
+            counts.update(linear.weight_types)
+        return dict(counts)
+
+    def linear_parts(self) -> Iterator[tuple[Linear, tuple[str, ...]]]:
+        """Yield linear layers and tables with the local names of the weights that make them up."""
+        for index, layer in enumerate(self.layers):
+            for linear, parts in layer.linear_parts():
+                yield linear, tuple(f"layers.{index}.{part}.weight" for part in parts)
+        yield self.embed.table, ("embed.weight",)
+        if not self.spec.tie_word_embeddings:
+            yield self.head.table, ("head.weight",)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Return float32 logits [num_rows, vocab_size] of final-normed rows."""

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from forerun.errors import ConfigError
-from forerun.gguf_file import TENSOR_TYPES, GGUFFile
+from forerun.gguf_file import GGUFFile
 from forerun.models.spec import Fields, LayerSpec, RopeSpec
 
 _PARTS = {
@@ -58,23 +58,26 @@ def read_gguf_fields(file: GGUFFile) -> dict[str, Any]:
     hidden_size = meta.integer(f"{arch}.embedding_length")
     num_heads = meta.integer(f"{arch}.attention.head_count")
     head_dim = meta.integer(f"{arch}.attention.key_length", hidden_size // num_heads)
-    if "token_embd.weight" not in tensors:
-        raise ConfigError(f"{file.path.name} has no tensor token_embd.weight; it is incomplete.")
-    layer = LayerSpec(window=None, rope=_read_rope(file, head_dim))
-    bos = meta.token_ids("tokenizer.ggml.bos_token_id")
-    eos = [meta.token_ids(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot")]
-    return {
-        "architecture": GGUF_ARCHITECTURES[arch],
+    sizes = {
         "hidden_size": hidden_size,
         "intermediate_size": meta.integer(f"{arch}.feed_forward_length"),
         "num_heads": num_heads,
         "num_kv_heads": meta.integer(f"{arch}.attention.head_count_kv", num_heads),
         "head_dim": head_dim,
+    }
+    num_layers = meta.integer(f"{arch}.block_count")
+    _check_sizes(file, sizes, num_layers)
+    layer = LayerSpec(window=None, rope=_read_rope(file, head_dim))
+    bos = meta.token_ids("tokenizer.ggml.bos_token_id")
+    eos = [meta.token_ids(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot")]
+    return {
+        "architecture": GGUF_ARCHITECTURES[arch],
+        **sizes,
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "max_model_len": meta.integer(f"{arch}.context_length"),
         "rms_norm_eps": meta.number(f"{arch}.attention.layer_norm_rms_epsilon"),
         "attention_scale": head_dim**-0.5,
-        "layers": (layer,) * meta.integer(f"{arch}.block_count"),
+        "layers": (layer,) * num_layers,
         # A separate output.weight is quantised on its own, so a tied config does not count.
         "tie_word_embeddings": "output.weight" not in tensors,
         "qkv_bias": "blk.0.attn_q.bias" in tensors,
@@ -86,12 +89,37 @@ def read_gguf_fields(file: GGUFFile) -> dict[str, Any]:
     }
 
 
+def _check_sizes(file: GGUFFile, sizes: dict[str, int], num_layers: int) -> None:
+    """Raise ConfigError if metadata and tensors differ in size.
+
+    Before anything is made of these sizes: a damaged one could ask for terabytes.
+    """
+    hidden_size, head_dim = sizes["hidden_size"], sizes["head_dim"]
+    expected = {
+        "token_embd": None,
+        "blk.0.attn_q": sizes["num_heads"] * head_dim,
+        "blk.0.attn_k": sizes["num_kv_heads"] * head_dim,
+        "blk.0.ffn_gate": sizes["intermediate_size"],
+        f"blk.{num_layers - 1}.attn_q": sizes["num_heads"] * head_dim,
+    }
+    for name, num_rows in expected.items():
+        tensor = file.tensors.get(f"{name}.weight")
+        if tensor is None:
+            raise ConfigError(f"{file.path} lacks tensor {name}.weight; it is incomplete.")
+        wanted = (tensor.shape[0] if num_rows is None else num_rows, hidden_size)
+        if tensor.shape != wanted:
+            raise ConfigError(
+                f"{file.path}: tensor {tensor.name} has shape {list(tensor.shape)}; the metadata "
+                f"says {list(wanted)}."
+            )
+
+
 def _main_type(file: GGUFFile) -> str:
     """Return the type most weights of the layers are stored in."""
     sizes: Counter[str] = Counter()
     for tensor in file.tensors.values():
         if tensor.name.startswith("blk."):
-            sizes[TENSOR_TYPES[tensor.type_id][0]] += tensor.num_rows * tensor.shape[-1]
+            sizes[tensor.type_name] += tensor.num_rows * tensor.shape[-1]
     return sizes.most_common(1)[0][0] if sizes else "F32"
 
 

@@ -110,6 +110,13 @@ class DecoderLayer(Block):
             yield "q_norm.weight", WeightSlot(weight[: layer.num_heads], shape)
             yield "k_norm.weight", WeightSlot(weight[layer.num_heads :], shape)
 
+    def linear_parts(self) -> Iterator[tuple[Linear, tuple[str, ...]]]:
+        """Yield the linear layers in the order of their use, and the names of their parts."""
+        yield self.attention.qkv, ("q", "k", "v")
+        yield self.attention.o, ("o",)
+        yield self.mlp.gate_up, ("gate", "up")
+        yield self.mlp.down, ("down",)
+
     def linears(self) -> Iterator[Linear]:
         """Yield the linear layers in the order of their use."""
-        yield from (self.attention.qkv, self.attention.o, self.mlp.gate_up, self.mlp.down)
+        return (linear for linear, _ in self.linear_parts())

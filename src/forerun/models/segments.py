@@ -31,6 +31,7 @@ from forerun.layers.linear import Linear
 from forerun.layers.norm import HeadNorm, RMSNorm
 from forerun.layers.rotary import Rotation
 from forerun.models.layer import DecoderLayer
+from forerun.quantisation.reference import ReferenceWeight
 
 # Gate and up outputs of one number must meet in a panel: whole vectors, of any instruction set.
 _GATE_MULTIPLE = 16
@@ -158,7 +159,7 @@ def _find_angles(rotation: Rotation) -> tuple[int, int]:
 def _is_packed(layer: DecoderLayer) -> bool:
     linears = list(layer.linears())
     return (
-        all(linear.packed is not None for linear in linears)
+        not any(isinstance(linear.packed, ReferenceWeight | None) for linear in linears)
         and len({linear.dtype for linear in linears}) == 1
         and layer.mlp.intermediate_size % _GATE_MULTIPLE == 0
     )
@@ -191,7 +192,7 @@ def _describe(
 
 
 def _describe_linear(linear: Linear) -> PackedWeight:
-    assert linear.packed is not None
+    assert not isinstance(linear.packed, ReferenceWeight | None)
     return linear.packed.describe(linear.packed_bias)
 
 

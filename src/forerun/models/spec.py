@@ -17,6 +17,9 @@ from forerun.errors import ConfigError
 if TYPE_CHECKING:
     from forerun.cache.kv_store import KVLayerShape
 
+# Stored types that are not quantised, by ggml's names.
+FLOAT_TYPES = ("F32", "F16", "BF16")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeSpec:
@@ -39,7 +42,8 @@ class ModelSpec:
     """A decoder-only model, independent of the format it was stored in.
 
     `architecture` is the Hugging Face name. `max_model_len` is the trained context. `quantization`
-    names the stored weight type of a GGUF file (weights are dequantised at load).
+    names the type most layer weights of a GGUF file are stored in, floats included (F16, Q4_1); how
+    they are computed is the engine's choice.
     """
 
     architecture: str

@@ -25,6 +25,7 @@ from benchmarks.peers.adapters.base import Measurement, Work
 from benchmarks.peers.adapters.group import Group, PeerError, read_last_line
 from benchmarks.peers.adapters.llama_cpp import count_context, link_sonames
 from benchmarks.peers.install import Recipe, install
+from benchmarks.peers.quantised import build_quantised_table, summarise_quantised_row
 from benchmarks.peers.rates import (
     RateError,
     compute_decode_rate,
@@ -33,9 +34,14 @@ from benchmarks.peers.rates import (
     read_batched_bench,
 )
 from benchmarks.peers.report import build_model_report, build_notes, build_table, summarise_row
-from benchmarks.peers.rows import Row, build_rows, cut_prompts, find_bound
+from benchmarks.peers.rows import Row, build_rows, cut_prompts, find_bound, find_quantised_bound
 from benchmarks.peers.runner import BlockRunner, Cell, Phase, rotate
-from benchmarks.peers.weights import _write_bf16_gguf, count_step_bytes
+from benchmarks.peers.weights import (
+    ModelFiles,
+    count_file_step_bytes,
+    count_step_bytes,
+    write_bf16_gguf,
+)
 from benchmarks.peers.workers.lines import StepClock, serve_lines
 from rich.console import Console
 
@@ -96,11 +102,24 @@ def make_phase(rows: Sequence[Row], adapters: dict[str, FakeAdapter | PeerError]
     )
 
 
-def make_cells(values: dict[str, list[float | None]]) -> list[Cell]:
+def make_files(*, step_bytes: int = 200_000_000, file_step_bytes: int = 50_000_000) -> ModelFiles:
+    nowhere = Path("nowhere")
+    return ModelFiles(
+        name=SMOLLM2,
+        native=nowhere,
+        folder=nowhere,
+        bf16_gguf=nowhere,
+        step_bytes=step_bytes,
+        file_step_bytes=file_step_bytes,
+        max_model_len=8192,
+    )
+
+
+def make_cells(values: dict[str, list[float | None]], row: str = "decode 1") -> list[Cell]:
     return [
-        Cell(row="decode 1", peer=peer, block=block, order=0, value=value, error=None)
+        Cell(row=row, peer=peer, block=block, order=0, value=value, error=None)
         if value is not None
-        else Cell(row="decode 1", peer=peer, block=block, order=0, error="it broke")
+        else Cell(row=row, peer=peer, block=block, order=0, error="it broke")
         for peer, series in values.items()
         for block, value in enumerate(series)
     ]
@@ -200,6 +219,20 @@ def test_rows_come_in_table_order_and_know_their_bounds() -> None:
     assert bounds == [0.95, 1.2, 1.0, 1.0, None, 1.2]
 
 
+def test_quantised_rows_bring_along_the_bf16_row_they_are_compared_with() -> None:
+    names = ["decode 1", "quantised 1", "decode 64", "quantised 64"]
+    assert [row.name for row in build_rows(["quantised"], [1, 64])] == names
+    assert [row.name for row in build_rows(["decode", "quantised"], [1, 64])] == names
+
+
+def test_what_a_quantised_row_must_reach_depends_on_model_and_streams() -> None:
+    rows = [Row(kind="quantised", num_streams=count) for count in (1, 64, 2)]
+    bounds = [find_quantised_bound(SMOLLM2, row) for row in rows]
+    assert bounds == [("same_file", 2.2), ("any_precision", 1.5), None]
+    assert find_quantised_bound("qwen2.5-coder-0.5b-instruct", rows[0]) == ("same_file", 1.3)
+    assert find_quantised_bound("gemma3-270m", rows[0]) is None
+
+
 def test_unknown_rows_and_streams_are_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'decode'"):
         build_rows(["decod"], [1])
@@ -221,10 +254,12 @@ def test_a_wrong_command_line_says_what_is_allowed(arguments: list[str], message
 
 
 def test_a_row_without_any_of_the_chosen_peers_is_left_out() -> None:
-    plan = parse_plan(["--only", "forerun,vllm", "--rows", "decode,native", "--streams", "1,4"])
+    plan = parse_plan(["--only", "transformers,vllm", "--rows", "quantised", "--streams", "1,4"])
     assert [row.name for row in plan.rows] == ["decode 1", "decode 4"]
-    plan = parse_plan(["--rows", "native", "--streams", "4"])
-    assert [plan.peers_of(row) for row in plan.rows] == [["llama.cpp"]]
+    plan = parse_plan(["--rows", "quantised", "--streams", "4"])
+    everybody = ["forerun", "llama.cpp", "vllm", "transformers"]
+    assert [plan.peers_of(row) for row in plan.rows] == [everybody, ["forerun", "llama.cpp"]]
+    assert plan.num_cells == 3 * (4 + 2)
 
 
 def test_blocks_are_interleaved_in_rotated_order() -> None:
@@ -246,6 +281,73 @@ def test_the_best_peer_is_chosen_in_every_block() -> None:
     assert row["ratios"] == pytest.approx([1.2, 0.5, 1.5])
     assert (row["ratio_median"], row["is_met"]) == (pytest.approx(1.2), True)
     assert row["peers"]["vllm"]["median"] == 10
+
+
+def test_a_quantised_row_meets_every_precision_of_its_block() -> None:
+    row = Row(kind="quantised", num_streams=4)
+    cells = make_cells({"forerun": [300, 300], "llama.cpp": [150, 120]}, "quantised 4")
+    cells += make_cells(
+        {"forerun": [900, 900], "vllm": [100, 250], "llama.cpp": [90, 90]}, "decode 4"
+    )
+    cells += make_cells({"vllm": [9000, 9000]}, "decode 16")
+    summary = summarise_quantised_row(SMOLLM2, row, cells)
+    assert summary["same_file"]["ratios"] == pytest.approx([2.0, 2.5])
+    assert summary["any_precision"]["ratios"] == pytest.approx([2.0, 1.2])
+    assert summary["any_precision"]["best_peers"] == ["llama.cpp file", "vllm bf16"]
+    assert (summary["against"], summary["bound"], summary["is_met"]) == ("any_precision", 1.5, True)
+    assert list(summary["bf16_peers"]) == ["vllm", "llama.cpp"]
+
+
+def test_a_quantised_row_is_not_judged_by_the_other_ratio() -> None:
+    row = Row(kind="quantised", num_streams=1)
+    cells = make_cells({"forerun": [300], "llama.cpp": [120]}, "quantised 1")
+    cells += make_cells({"vllm": [250]})
+    summary = summarise_quantised_row(SMOLLM2, row, cells)
+    assert summary["any_precision"]["ratio_median"] == pytest.approx(1.2)
+    assert (summary["bound"], summary["is_met"]) == (2.2, True)
+    only_bf16 = make_cells({"forerun": [300], "llama.cpp": [None]}, "quantised 1")
+    summary = summarise_quantised_row(SMOLLM2, row, only_bf16 + make_cells({"vllm": [250]}))
+    assert summary["same_file"]["ratios"] == []
+    assert summary["is_met"] is None
+
+
+def test_forerun_has_a_program_for_each_mode_and_the_table_shows_both() -> None:
+    exact = FakeAdapter("exact", [100.0], [])
+    adapters: dict[str, FakeAdapter | PeerError] = {
+        "forerun": exact,
+        "forerun int8": FakeAdapter("int8", [300.0], []),
+        "llama.cpp": FakeAdapter("llama.cpp", [90.0, 110.0], []),
+    }
+
+    def start(name: str) -> FakeAdapter | PeerError:
+        return adapters[name]
+
+    rows = build_rows(["quantised"], [1])
+    phase = Phase(
+        name="engine",
+        rows=rows,
+        peers_of=lambda _row: ["forerun", "llama.cpp"],
+        factories={name: lambda name=name: start(name) for name in adapters},
+    )
+    runner = make_runner(num_blocks=1)
+    runner.run(phase)
+    assert list(runner.measured.facts) == list(adapters)
+    report = build_model_report(make_files(), rows, runner.measured)
+    assert [row["row"] for row in report["rows"]] == ["decode 1"]
+    assert report["quantised"]["rows"][0]["same_file"]["ratios"] == [pytest.approx(300 / 110)]
+    # 50 MB at 20 GB/s: 400 steps a second.
+    assert report["quantised"]["floor"]["shares"]["forerun"] == [pytest.approx(300 / 400)]
+    assert report["floor"]["shares"]["forerun"] == [pytest.approx(100 / 100)]
+    console = Console(width=250, record=True, file=io.StringIO())
+    console.print(build_quantised_table(report, ["forerun", "llama.cpp"]))
+    lines = console.export_text().splitlines()
+    (line,) = [text for text in lines if "quantised 1 " in text]
+    assert "2.20 ok (same file)" in line
+    assert "llama.cpp file" in line
+    (line,) = [text for text in lines if "quantised 1, of the floor" in text]
+    assert "75 %" in line
+    assert "60 %" in line
+    json.dumps(report)
 
 
 def test_blocks_without_both_sides_give_no_ratio() -> None:
@@ -271,7 +373,8 @@ def test_a_peer_that_does_not_start_is_reported_and_the_others_are_measured() ->
     }
     runner = make_runner(num_blocks=2)
     runner.run(make_phase([DECODE], adapters))
-    report = build_model_report(SMOLLM2, [DECODE], runner.measured, step_bytes=200_000_000)
+    report = build_model_report(make_files(), [DECODE], runner.measured)
+    assert report["quantised"] is None
     assert report["rows"][0]["ratios"] == [pytest.approx(50 / 40)]
     assert report["floor"]["shares"]["forerun"] == pytest.approx([0.5, 0.6])
     notes = build_notes(report)
@@ -390,6 +493,27 @@ def test_a_step_reads_every_matrix_but_a_separate_embedding(is_tied: bool) -> No
     assert count_step_bytes(spec) == 2 * sum(map(math.prod, shapes.values()))
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_step_reads_the_matrices_of_a_file_as_they_are_stored(
+    tmp_path: Path, is_tied: bool
+) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "native.gguf", "llama")
+    kinds = {"token_embd.weight": "Q8_0", "blk.0.ffn_up.weight": "Q4_1"}
+    if not is_tied:
+        kinds["output.weight"] = "Q8_0"
+    for name, kind in kinds.items():
+        quantised = gguf.GGMLQuantizationType[kind]
+        matrix = gguf.quantize(np.ones((4, 64), np.float32), quantised)
+        writer.add_tensor(name, matrix, raw_dtype=quantised)
+    writer.add_tensor("output_norm.weight", np.ones(64, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    # Two blocks of 32 a row: 34 bytes each in Q8_0, 20 in Q4_1. One table is read, tied or not.
+    assert count_file_step_bytes(tmp_path / "native.gguf") == 4 * 2 * (34 + 20)
+
+
 def test_the_bf16_file_holds_the_rounded_numbers_and_all_metadata(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     matrix = gguf.quantize(rng.standard_normal((4, 64), np.float32), gguf.GGMLQuantizationType.Q8_0)
@@ -403,7 +527,7 @@ def test_the_bf16_file_holds_the_rounded_numbers_and_all_metadata(tmp_path: Path
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    _write_bf16_gguf(tmp_path / "native.gguf", tmp_path / "bf16.gguf")
+    write_bf16_gguf(tmp_path / "native.gguf", tmp_path / "bf16.gguf")
     reader = gguf.GGUFReader(tmp_path / "bf16.gguf")
     assert reader.fields["llama.block_count"].contents() == 2
     assert reader.fields["tokenizer.ggml.tokens"].contents() == ["a", "\u00e9"]

@@ -6,9 +6,7 @@ code under test.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -19,88 +17,9 @@ from gguf import GGMLQuantizationType as Kind
 from forerun.errors import ConfigError
 from forerun.gguf_file import read_gguf
 from forerun.models.loader import load_model, read_model_spec
-from forerun.models.spec import ModelSpec
-from tiny_models import FAMILIES, make_spec, save_hf_model
-
-SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
-ARCHS = {
-    "llama": gguf.MODEL_ARCH.LLAMA,
-    "qwen2": gguf.MODEL_ARCH.QWEN2,
-    "qwen3": gguf.MODEL_ARCH.QWEN3,
-    "gemma3": gguf.MODEL_ARCH.GEMMA3,
-}
-Edit = Callable[[gguf.GGUFWriter], None]
-
-
-def convert_weight(family: str, name: str, weight: np.ndarray, spec: ModelSpec) -> np.ndarray:
-    """Apply what the file format of a family changes: row order of q and k, norms plus one."""
-    if family == "gemma3" and name.endswith("norm.weight"):
-        return weight + 1
-    heads = {"q_proj": spec.num_heads, "k_proj": spec.num_kv_heads}
-    part = name.split(".")[-2]
-    if family == "llama" and part in heads:
-        halves = weight.reshape(heads[part], 2, spec.head_dim // 2, *weight.shape[1:])
-        return halves.swapaxes(1, 2).reshape(weight.shape)
-    return weight
-
-
-def write_gguf(
-    path: Path,
-    family: str,
-    weights: dict[str, np.ndarray],
-    spec: ModelSpec,
-    *,
-    kind: Kind = Kind.F32,
-    edit: Edit = lambda _writer: None,
-) -> Path:
-    """Write weights (by their Hugging Face names); matrices in `kind`, vectors in F32."""
-    writer = gguf.GGUFWriter(path, family)
-    for key, value in {
-        "block_count": spec.num_layers,
-        "context_length": spec.max_model_len,
-        "embedding_length": spec.hidden_size,
-        "feed_forward_length": spec.intermediate_size,
-        "attention.head_count": spec.num_heads,
-        "attention.head_count_kv": spec.num_kv_heads,
-        "attention.key_length": spec.head_dim,
-        "attention.sliding_window": spec.layers[0].window or 4096,
-    }.items():
-        writer.add_uint32(f"{family}.{key}", value)
-    writer.add_float32(f"{family}.attention.layer_norm_rms_epsilon", spec.rms_norm_eps)
-    writer.add_float32(f"{family}.rope.freq_base", spec.layers[-1].rope.theta)
-    writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(spec.vocab_size)])
-    writer.add_array("tokenizer.ggml.scores", [float(i) for i in range(spec.vocab_size)])
-    writer.add_uint32("tokenizer.ggml.eos_token_id", 2)
-    writer.add_uint32("tokenizer.ggml.eot_token_id", 7)
-    names = gguf.get_tensor_name_map(ARCHS[family], spec.num_layers)
-    for name, weight in weights.items():
-        stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        converted = convert_weight(family, name, weight, spec)
-        stored_kind = kind if converted.ndim > 1 else Kind.F32
-        data = gguf.quantize(converted.astype(np.float32), stored_kind)
-        writer.add_tensor(stored_name, data, raw_dtype=stored_kind)
-    edit(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def make_pair(tmp_path: Path, family: str, **overrides: Any) -> tuple[dict, ModelSpec]:
-    """Save a Hugging Face folder; return its weights by name and its spec."""
-    model = save_hf_model(tmp_path / "hf", family, **SIZES, **overrides)
-    spec = make_spec(family, **SIZES, **overrides)
-    weights = {name: weight.detach().numpy() for name, weight in model.named_parameters()}
-    return weights, spec
-
-
-def make_gemma_layers(family: str) -> dict[str, Any]:
-    """The window pattern of GGUF files is fixed at six layers."""
-    if family != "gemma3":
-        return {}
-    kinds = ["sliding_attention"] * 5 + ["full_attention"]
-    return {"num_hidden_layers": 6, "layer_types": kinds, "query_pre_attn_scalar": 16}
+from gguf_files import Edit, add_metadata, add_tensor, make_gemma_layers, make_pair, write_gguf
+from quantised_blocks import fill_blocks
+from tiny_models import FAMILIES
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -144,8 +63,7 @@ def test_dequantises_to_the_stored_values(kind: Kind, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K])
 def test_reads_k_quants_row_by_row(kind: Kind, tmp_path: Path) -> None:
     block, size = gguf.GGML_QUANT_SIZES[kind]
-    rng = np.random.default_rng(0)
-    raw = rng.integers(0, 256, (6, 2 * size), dtype=np.uint8)
+    raw = fill_blocks(12, size, kind.name, np.random.default_rng(0), fill=None).reshape(6, -1)
     path = tmp_path / "m.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tensor("padding", np.ones(3, np.float32))
@@ -166,7 +84,7 @@ def test_large_tensors_are_filled_in_chunks(
     weights, spec = make_pair(tmp_path, "llama")
     path = write_gguf(tmp_path / "m.gguf", "llama", weights, spec, kind=Kind.Q8_0)
     whole = load_model(path, dtype=torch.float32, pack=False)
-    monkeypatch.setattr("forerun.models.loader._CHUNK_NUMBERS", 5 * 64)
+    monkeypatch.setattr("forerun.models.gguf_tensors._CHUNK_NUMBERS", 5 * 64)
     calls: list[tuple[int, int]] = []
     chunked = load_model(
         path,
@@ -210,21 +128,6 @@ def test_frequency_factors_equal_the_llama3_scaling_they_come_from(tmp_path: Pat
     path = write_gguf(tmp_path / "m.gguf", "llama", weights, spec, edit=add_factors)
     load_model(path, dtype=torch.float32)
     assert read_model_spec(path).layers[0].rope.freq_factors == pytest.approx(factors)
-
-
-def add_metadata(key: str, value: object) -> Edit:
-    """Return an edit that adds one key."""
-
-    def edit(writer: gguf.GGUFWriter) -> None:
-        kinds = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
-        kinds[type(value)](key, value)
-
-    return edit
-
-
-def add_tensor(name: str, data: np.ndarray, kind: Kind | None = None) -> Edit:
-    """Return an edit that adds one tensor."""
-    return lambda writer: writer.add_tensor(name, data, raw_dtype=kind)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,6 @@
+"""Quantised weights: block formats, what their bytes mean, and how to make and multiply them.
+
+formats.py names the formats that are computed as they are stored, decode.py reads their numbers,
+check.py refuses broken scales, quantise.py makes Q8_0 from floats, reference.py multiplies in
+PyTorch with the arithmetic of the native kernels. Nothing here knows files, models or layers.
+"""
