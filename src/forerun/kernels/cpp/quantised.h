@@ -40,12 +40,15 @@ inline Ints round_to_ints(Floats x) {
 #endif
 }
 
-inline float find_amax(Floats x) {
+// The largest of non-negative numbers given as bits, which order like the numbers: NaN is largest.
+inline float find_largest(Units bits) {
 #if defined(__AVX512F__)
-  return _mm512_reduce_max_ps(reinterpret_cast<__m512>(x));
+  const uint32_t largest = _mm512_reduce_max_epu32(reinterpret_cast<__m512i>(bits));
 #else
-  return max_lanes(x);
+  uint32_t largest = 0;
+  for (int i = 0; i < kLanes; i++) largest = std::max(largest, bits[i]);
 #endif
+  return read<float>(&largest);
 }
 
 inline int32_t add_up(Ints x) {
@@ -63,12 +66,14 @@ template <class T>
 inline void quantise_group(const T *x, RowGroup &to) {
   constexpr int kParts = kGroupSize / kLanes;
   typedef int8_t Bytes __attribute__((vector_size(kLanes)));
-  Floats numbers[kParts], largest{};
+  Floats numbers[kParts];
+  Units largest{};
   for (int i = 0; i < kParts; i++) {
     numbers[i] = load(x + i * kLanes);
-    largest = maximum(numbers[i] > -numbers[i] ? numbers[i] : -numbers[i], largest);
+    const Units bits = reinterpret_cast<Units>(numbers[i]) & 0x7fffffff;
+    largest = bits > largest ? bits : largest;
   }
-  const float amax = find_amax(largest);
+  const float amax = find_largest(largest);
   const float inverse = amax > kSmallestRow ? 127.0f / amax : 0.0f;
   int32_t sums[2] = {};
   for (int i = 0; i < kParts; i++) {
