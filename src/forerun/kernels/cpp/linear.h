@@ -51,9 +51,8 @@ inline Stream find_stream(const Team &team, const PackedWeight &weight, const Pa
 
 // The sums of one panel's two vectors with one row, biases added.
 template <class F>
-inline void emit_sums(const PackedWeight &weight, const PackedShape &shape, int64_t panel,
-                      int64_t row, Floats first, Floats second, F &f) {
-  const PanelColumns at(shape, panel);
+inline void emit_sums(const PackedWeight &weight, const PanelColumns &at, int64_t row, Floats first,
+                      Floats second, F &f) {
   if (at.second_count > 0) second = add_bias(second, weight.bias, at.second, at.second_count);
   f(at, row, add_bias(first, weight.bias, at.first, at.first_count), second);
 }
@@ -73,7 +72,7 @@ inline void multiply_plain(const Team &team, const PackedWeight &weight, const I
                      input.num_rows, team.share(shape.num_panels()),
                      reinterpret_cast<const Units *>(find_start<T>(team, after, false)),
                      [&](int64_t panel, int64_t row, const Floats sums[2]) {
-                       emit_sums(weight, shape, panel, row, sums[0], sums[1], f);
+                       emit_sums(weight, PanelColumns(shape, panel), row, sums[0], sums[1], f);
                      });
 }
 
@@ -111,8 +110,9 @@ inline void multiply_quantised(const Team &team, const PackedWeight &weight,
       for (int64_t half = 0; half < 2; half++)
         multiply_vector(weight, p + half * panels, rows + begin * num_groups, tile_rows,
                         streams[half], sums[half]);
+      const PanelColumns at(shape, p);
       for (int64_t r = 0; r < tile_rows; r++)
-        emit_sums(weight, shape, p, begin + r, sums[0][r], sums[1][r], f);
+        emit_sums(weight, at, begin + r, sums[0][r], sums[1][r], f);
     }
   }
 }
