@@ -108,7 +108,9 @@ class NativeBackend:
         plans = metadata.plans
         if layer.kind not in plans:
             is_supported = _is_supported(layer, kv_store, dtype)
-            plans[layer.kind] = self._plan(layer, kv_store, metadata, dtype) if is_supported else None
+            plans[layer.kind] = (
+                self._plan(layer, kv_store, metadata, dtype) if is_supported else None
+            )
         return plans[layer.kind]
 
     def _plan(

@@ -119,7 +119,9 @@ class DecoderModel(nn.Module):
         """Run all layers; see TargetModel.forward."""
         self._check_taps(target_layer_ids)
         plain_from = self.plain_from
-        is_native = self.segments is not None and (plain_from is None or len(token_ids) < plain_from)
+        is_native = self.segments is not None and (
+            plain_from is None or len(token_ids) < plain_from
+        )
         if is_native and self.whole_step is not None and not target_layer_ids:
             hidden_states = self.whole_step.run(token_ids, positions, attention)
             if hidden_states is not None:

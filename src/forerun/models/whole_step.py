@@ -85,7 +85,9 @@ class WholeStep:
         self._angles: dict[str, Any] = {}
         self._cover_positions(0)
 
-    def run(self, token_ids: Tensor, positions: Tensor, attention: AttentionContext) -> Tensor | None:
+    def run(
+        self, token_ids: Tensor, positions: Tensor, attention: AttentionContext
+    ) -> Tensor | None:
         """Return the final-normed rows [T, hidden_size]; None: attention is not native.
 
         Raises IndexError for a token id beyond the vocabulary.
