@@ -118,10 +118,8 @@ class DecoderModel(nn.Module):
     ) -> ModelOutput:
         """Run all layers; see TargetModel.forward."""
         self._check_taps(target_layer_ids)
-        plain_from = self.plain_from
-        is_native = self.segments is not None and (
-            plain_from is None or len(token_ids) < plain_from
-        )
+        few = self.plain_from is None or len(token_ids) < self.plain_from
+        is_native = self.segments is not None and few
         if is_native and self.whole_step is not None and not target_layer_ids:
             hidden_states = self.whole_step.run(token_ids, positions, attention)
             if hidden_states is not None:

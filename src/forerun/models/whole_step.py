@@ -65,6 +65,7 @@ class WholeStep:
         self._memory = torch.empty(0, dtype=self._dtype)
         self._capacity = 0
         self._pool: _Pool | None = None
+        self._calls: Any = None
         layer = segments.layer
         self._segment = SegmentParams(
             dtype=DTYPE_CODES[self._dtype],

@@ -56,8 +56,9 @@ class VerifyLayout:
     @cached_property
     def draft_position(self) -> np.ndarray:
         """The place of each draft inside its request's, from 0, [D]."""
-        places: np.ndarray = np.arange(len(self.draft_request))
-        return places - self.draft_starts[self.draft_request]
+        places = np.arange(len(self.draft_request))
+        within: np.ndarray = places - self.draft_starts[self.draft_request]
+        return within
 
     @property
     def draft_rows(self) -> np.ndarray:

@@ -43,7 +43,7 @@ def test_scratch_memory_grows_and_shrinks_with_the_step() -> None:
 
 @pytest.mark.parametrize("token_id", [-1, 97])
 def test_a_token_beyond_the_vocabulary_is_refused(token_id: int) -> None:
-    runner = PagedRunner(tiny_models.make_model())
+    runner = PagedRunner(tiny_models.make_model(tie_word_embeddings=True))
     sequence = runner.add([5, token_id, 6])
     with pytest.raises(IndexError, match=r"0 \.\. 96"):
         runner.step([(sequence, 3)])
