@@ -16,10 +16,12 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("src/forerun/kernels/cpp")
-AVX2 = ["-mavx2", "-mfma"]
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
+AVX512_VNNI = [*AVX512, "-mavx512vnni"]
 VARIANTS = {
-    "avx512bf16": [*AVX512, "-mavx512bf16"],
+    "avx512bf16": [*AVX512_VNNI, "-mavx512bf16"],
+    "avx512vnni": AVX512_VNNI,
     "avx512": AVX512,
     "avx2": AVX2,
 }

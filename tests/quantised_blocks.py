@@ -6,6 +6,8 @@ alternating; `make_blocks` draws everything else at random.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from forerun.quantisation.formats import FORMATS, BlockFormat, BlockTensor
@@ -50,11 +52,19 @@ def fill_blocks(
 
 
 def make_blocks(
-    name: str, rows: int, in_features: int, *, seed: int = 0, fill: int | None = None
+    name: str,
+    rows: int,
+    in_features: int,
+    *,
+    seed: int = 0,
+    fill: int | None = None,
+    scales: Sequence[float] | None = None,
 ) -> BlockTensor:
-    """Return a tensor of random bytes, or of one byte, under random scales."""
+    """Return a tensor of random bytes, or of one byte, under random scales or some of these."""
     kind: BlockFormat = FORMATS[name]
     num_blocks = rows * in_features // kind.block_size
     rng = np.random.default_rng(seed)
     blocks = fill_blocks(num_blocks, kind.block_bytes, name, rng, fill=fill)
+    if scales is not None:
+        put_halves(blocks, name, rng.choice(scales, (len(HALVES[name]), num_blocks)))
     return BlockTensor(blocks.reshape(rows, -1), kind)

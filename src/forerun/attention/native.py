@@ -9,7 +9,6 @@ Shapes: T rows of the step, H heads, D head_dim.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from forerun.attention.base import AttentionBatch, AttentionCapabilities, AttentionLayer
-from forerun.attention.native_plan import RowBlocks, build_params
+from forerun.attention.native_plan import StepRows
 from forerun.attention.torch_ref import TorchRefBackend, TorchRefMetadata
 from forerun.cache.kv_store import KVStore
 from forerun.kernels import Kernels
@@ -28,13 +27,13 @@ from forerun.kernels.abi import DTYPE_CODES, AttentionParams
 
 @dataclass(slots=True)
 class LayerPlan:
-    """One kernel call, shared by the layers of one kind; `arrays` keeps their memory alive.
+    """One kernel call, shared by the layers of one kind; `lists` keeps their memory alive.
 
     `rows` are the q, k and v last pointed at: a model that reuses its buffers is checked once.
     """
 
     params: AttentionParams
-    arrays: tuple[np.ndarray, ...]
+    lists: np.ndarray
     workspace: Tensor
     pointer: Any
     rows: tuple[Tensor | None, ...] = (None, None, None)
@@ -54,7 +53,7 @@ class NativeMetadata:
     """One step. `whole` is made only when a layer's shape is beyond the kernel."""
 
     batch: AttentionBatch
-    blocks: RowBlocks
+    rows: StepRows
     plans: dict[tuple[object, ...], LayerPlan | None] = field(default_factory=dict)
     whole: TorchRefMetadata | None = None
 
@@ -70,8 +69,8 @@ class NativeBackend:
         self._workspace = torch.empty(0)
 
     def prepare(self, batch: AttentionBatch, kv_store: KVStore) -> NativeMetadata:
-        """Cut the step into blocks of rows."""
-        return NativeMetadata(batch, RowBlocks.cut(batch))
+        """Take over the step's rows; they are cut when a layer asks."""
+        return NativeMetadata(batch, StepRows(batch))
 
     def attend(
         self,
@@ -84,9 +83,13 @@ class NativeBackend:
         metadata: NativeMetadata,
     ) -> Tensor:
         """Write K/V, attend, and return the heads' outputs side by side."""
-        plan = self._find_plan((query, key, value), layer, kv_store, metadata)
+        plan = None
+        if query.is_cpu:
+            plan = self.find_plan(layer, kv_store, metadata, query.dtype)
         if plan is None:
             return self._attend_whole((query, key, value), layer, kv_store, metadata)
+        if plan.rows[0] is not query or plan.rows[1] is not key or plan.rows[2] is not value:
+            plan.point_at(query, key, value, layer.head_dim)
         output = query.new_empty(query.shape[0], layer.num_heads * layer.head_dim)
         params = plan.params
         params.keys = kv_store.keys[layer.index].data_ptr()
@@ -95,48 +98,30 @@ class NativeBackend:
         self._kernels.attention(plan.pointer)
         return output
 
-    def plan_layers(
-        self,
-        rows: tuple[Tensor, Tensor, Tensor],
-        layers: Sequence[AttentionLayer],
-        kv_store: KVStore,
-        metadata: NativeMetadata,
-    ) -> list[LayerPlan] | None:
-        """Return each layer's call over the same q, k and v; K/V and output pointers stay open.
-
-        None if the kernel cannot compute one of them. Layers of one kind share a call.
-        """
-        plans = [self._find_plan(rows, layer, kv_store, metadata) for layer in layers]
-        known = [plan for plan in plans if plan is not None]
-        return known if len(known) == len(plans) else None
-
-    def _find_plan(
-        self,
-        rows: tuple[Tensor, Tensor, Tensor],
-        layer: AttentionLayer,
-        kv_store: KVStore,
-        metadata: NativeMetadata,
+    def find_plan(
+        self, layer: AttentionLayer, kv_store: KVStore, metadata: NativeMetadata, dtype: torch.dtype
     ) -> LayerPlan | None:
-        """Return the call for layers like this one, reading these rows."""
-        if layer.kind not in metadata.plans:
-            metadata.plans[layer.kind] = self._plan(rows[0], layer, kv_store, metadata)
-        plan = metadata.plans[layer.kind]
-        if plan is not None and any(a is not b for a, b in zip(rows, plan.rows, strict=False)):
-            plan.point_at(*rows, layer.head_dim)
-        return plan
+        """Return the call of layers like this one for rows of a type; None: the kernel cannot.
+
+        Pointers to q, k and v, to the pool and to the output stay open.
+        """
+        plans = metadata.plans
+        if layer.kind not in plans:
+            is_supported = _is_supported(layer, kv_store, dtype)
+            plans[layer.kind] = (
+                self._plan(layer, kv_store, metadata, dtype) if is_supported else None
+            )
+        return plans[layer.kind]
 
     def _plan(
-        self, query: Tensor, layer: AttentionLayer, kv_store: KVStore, metadata: NativeMetadata
-    ) -> LayerPlan | None:
-        """Return the call for layers like this one; None: the kernel cannot compute them."""
-        if not _is_supported(query, layer, kv_store):
-            return None
-        params, arrays = build_params(metadata.blocks, layer, kv_store)
+        self, layer: AttentionLayer, kv_store: KVStore, metadata: NativeMetadata, dtype: torch.dtype
+    ) -> LayerPlan:
+        params, lists = metadata.rows.plan(self._kernels, layer, kv_store, dtype)
         num_floats = self._kernels.attention_workspace(byref(params))
         if len(self._workspace) < num_floats:
             self._workspace = torch.empty(num_floats)
         params.workspace = self._workspace.data_ptr()
-        return LayerPlan(params, arrays, self._workspace, byref(params))
+        return LayerPlan(params, lists, self._workspace, byref(params))
 
     def _attend_whole(
         self,
@@ -152,15 +137,14 @@ class NativeBackend:
         )
 
 
-def _is_supported(query: Tensor, layer: AttentionLayer, kv_store: KVStore) -> bool:
+def _is_supported(layer: AttentionLayer, kv_store: KVStore, dtype: torch.dtype) -> bool:
     """Whether the kernel can read this layer: CPU, known type, rows of whole 4-byte units."""
     pool = kv_store.keys[layer.index]
     return (
         pool.is_cpu
-        and query.is_cpu
-        and query.dtype == pool.dtype
-        and query.dtype in DTYPE_CODES
-        and layer.head_dim * query.itemsize % 4 == 0
+        and dtype == pool.dtype
+        and dtype in DTYPE_CODES
+        and layer.head_dim * dtype.itemsize % 4 == 0
         and (layer.window is None or layer.window > 0)
     )
 

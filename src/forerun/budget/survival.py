@@ -36,6 +36,8 @@ def allocate(
     decide its own admission (DSpark appendix A).
     """
     num_reqs, depth = survival.shape
+    if depth == 0 or verification_budget <= 0:
+        return np.zeros(num_reqs, dtype=np.int64)
     rows, positions = np.nonzero(np.arange(depth) < num_draft_tokens[:, None])
     order = np.lexsort((rows, positions, -survival[rows, positions]))
     admitted = rows[order[:verification_budget]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -81,6 +82,9 @@ def build_engine(
         spec=spec,
         num_lookahead_slots=drafter.capabilities.num_lookahead_slots,
     )
+    # What lives as long as the engine need not be looked at by every later collection.
+    gc.collect()
+    gc.freeze()
     info = describe_engine(config, resolved, model, engine)
     weight_types = model.count_weight_types()
     info |= {"batch_invariant": is_invariant, "weight_types": weight_types}

@@ -64,8 +64,8 @@ class ModelRunner:
         results = [RequestResult(request_id=r.request_id) for r in plan.requests]
         for chunk in _split_by_rows(rows, self._max_logits_rows):
             requests = [plan.requests[index] for index in chunk]
-            chunk_rows = np.concatenate([rows[index] for index in chunk])
-            logits = self._model.compute_logits(hidden_states[self._to_device(chunk_rows)])
+            selected = _select_rows(hidden_states, [rows[index] for index in chunk])
+            logits = self._model.compute_logits(selected)
             draft_probs = [self._find_draft_probs(request) for request in requests]
             verified = self._verifier.verify(logits, requests, draft_probs)
             for index, result in zip(chunk, verified, strict=True):
@@ -155,7 +155,16 @@ class ModelRunner:
         return torch.from_numpy(values).to(self._device)
 
 
-def _split_by_rows(rows: Sequence[np.ndarray], limit: int) -> Iterator[list[int]]:
+def _select_rows(hidden_states: Tensor, spans: Sequence[range]) -> Tensor:
+    """Return the rows of some spans; neighbouring ones, as in most steps, as a view."""
+    first, last = spans[0].start, spans[-1].stop
+    if sum(len(span) for span in spans) == last - first:
+        return hidden_states[first:last]
+    rows = torch.tensor([row for span in spans for row in span], device=hidden_states.device)
+    return hidden_states[rows]
+
+
+def _split_by_rows(rows: Sequence[range], limit: int) -> Iterator[list[int]]:
     """Yield request indices in groups whose rows fit the limit (a group has at least one)."""
     group: list[int] = []
     total = 0

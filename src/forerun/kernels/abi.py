@@ -11,7 +11,7 @@ from ctypes import c_double, c_int64, c_void_p
 
 import torch
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 ACTIVATION_CODES = {"silu": 0, "gelu_tanh": 1}
 
@@ -67,19 +67,30 @@ class GateParams(ctypes.Structure):
 
 
 class ArgmaxParams(ctypes.Structure):
-    """The index of the largest number of every row."""
+    """The largest number of every row and its index."""
 
     _fields_ = [
-        *_fields(c_void_p, "x indices"),
+        *_fields(c_void_p, "x indices values"),
         *_fields(c_int64, "row_stride num_rows size num_threads"),
     ]
+
+
+class WeightPart(ctypes.Structure):
+    """Outputs of a weight from number `begin` on; format 0 is numbers of the model's type."""
+
+    _fields_ = [("panels", c_void_p), *_fields(c_int64, "format begin")]
+
+
+MAX_PARTS = 3
 
 
 class PackedWeight(ctypes.Structure):
     """A weight in panels and its float32 bias."""
 
     _fields_ = [
-        *_fields(c_void_p, "panels bias"),
+        ("parts", WeightPart * MAX_PARTS),
+        ("num_parts", c_int64),
+        ("bias", c_void_p),
         *_fields(c_int64, "out_features in_features"),
     ]
 
@@ -90,6 +101,15 @@ class PackParams(ctypes.Structure):
     _fields_ = [
         *_fields(c_void_p, "weight panels"),
         *_fields(c_int64, "out_features in_features dtype num_threads"),
+    ]
+
+
+class PackBlocksParams(ctypes.Structure):
+    """Packing of stored blocks of one format, rows [out_features, in_features]."""
+
+    _fields_ = [
+        *_fields(c_void_p, "blocks panels"),
+        *_fields(c_int64, "format out_features in_features num_threads"),
     ]
 
 
@@ -129,7 +149,7 @@ class SegmentParams(ctypes.Structure):
 
     _fields_ = [
         *_fields(c_void_p, "weights attended residual update normed gated heads scratch"),
-        *_fields(c_void_p, "cosines sines"),
+        *_fields(c_void_p, "cosines sines positions"),
         *_fields(c_int64, "cos_stride sin_stride num_rows dtype num_threads"),
     ]
 
@@ -205,8 +225,33 @@ class ForwardParams(ctypes.Structure):
     """All layers of one step; see cpp/abi.h."""
 
     _fields_ = [
-        *_fields(c_void_p, "segment weights attention keys values cosines sines attended"),
-        ("num_layers", c_int64),
+        *_fields(c_void_p, "segment embedding token_ids"),
+        *_fields(c_void_p, "weights attention keys values cosines sines attended"),
+        *_fields(c_int64, "num_layers num_positions"),
+        ("embed_scale", c_double),
+    ]
+
+
+# What forerun_forward answers.
+UNKNOWN_TOKEN, UNKNOWN_POSITION = 1, 2
+
+
+class StepLayoutParams(ctypes.Structure):
+    """Positions, slots and block tables of a step's rows."""
+
+    _fields_ = [
+        *_fields(c_void_p, "counts contexts table_begin blocks"),
+        *_fields(c_void_p, "query_start positions slots tables"),
+        *_fields(c_int64, "num_requests table_width block_size"),
+    ]
+
+
+class AttentionPlanParams(ctypes.Structure):
+    """How attention over a step's rows is cut; see cpp/abi.h."""
+
+    _fields_ = [
+        *_fields(c_void_p, "attention query_start contexts tables memory"),
+        *_fields(c_int64, "capacity num_requests block_rows"),
     ]
 
 
@@ -219,10 +264,14 @@ FUNCTIONS: dict[str, tuple[type[ctypes.Structure], type | None]] = {
     "forerun_argmax": (ArgmaxParams, None),
     "forerun_packed_bytes": (PackParams, c_int64),
     "forerun_pack": (PackParams, None),
+    "forerun_block_bytes": (PackBlocksParams, c_int64),
+    "forerun_pack_blocks": (PackBlocksParams, None),
     "forerun_unpack": (UnpackParams, c_int64),
     "forerun_linear": (LinearParams, None),
     "forerun_segment": (SegmentParams, None),
-    "forerun_forward": (ForwardParams, None),
+    "forerun_forward": (ForwardParams, c_int64),
+    "forerun_lay_out": (StepLayoutParams, c_int64),
+    "forerun_plan_attention": (AttentionPlanParams, c_int64),
     "forerun_sample": (SampleParams, None),
     "forerun_sample_listed": (SampleListedParams, None),
     "forerun_measure": (MeasureParams, None),

@@ -21,10 +21,12 @@ from forerun.kernels.abi import ABI_VERSION, FUNCTIONS
 from forerun.kernels.cpu import find_openmp_runtimes
 
 # Best first: what a CPU must have for each object.
-_AVX2 = frozenset({"avx2", "fma"})
+_AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+_AVX512_VNNI = _AVX512 | {"avx512_vnni"}
 VARIANTS: dict[str, frozenset[str]] = {
-    "avx512bf16": _AVX512 | {"avx512_bf16"},
+    "avx512bf16": _AVX512_VNNI | {"avx512_bf16"},
+    "avx512vnni": _AVX512_VNNI,
     "avx512": _AVX512,
     "avx2": _AVX2,
 }
@@ -54,10 +56,14 @@ class Kernels:
         self.argmax = _bind(library, "forerun_argmax")
         self.packed_bytes = _bind(library, "forerun_packed_bytes")
         self.pack = _bind(library, "forerun_pack")
+        self.block_bytes = _bind(library, "forerun_block_bytes")
+        self.pack_blocks = _bind(library, "forerun_pack_blocks")
         self.unpack = _bind(library, "forerun_unpack")
         self.linear = _bind(library, "forerun_linear")
         self.segment = _bind(library, "forerun_segment")
         self.forward = _bind(library, "forerun_forward")
+        self.lay_out = _bind(library, "forerun_lay_out")
+        self.plan_attention = _bind(library, "forerun_plan_attention")
         self.sample = _bind(library, "forerun_sample")
         self.sample_listed = _bind(library, "forerun_sample_listed")
         self.measure = _bind(library, "forerun_measure")

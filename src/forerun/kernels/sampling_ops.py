@@ -53,21 +53,24 @@ class LeftOut:
         return LeftOut(token_ids=self.token_ids[draws], probs=self.probs, rows=self.rows[draws])
 
 
-def find_largest(values: Tensor) -> Tensor | None:
-    """Return the first index of each row's maximum, int64 [R]; a NaN counts as the maximum."""
+def find_largest(values: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the first index of each row's maximum, int64 [R], and the maximum, float32 [R].
+
+    A NaN counts as the maximum.
+    """
     kernels = find_usable(values)
     if kernels is None:
         return None
-    indices = torch.empty(len(values), dtype=torch.int64)
+    indices, largest = torch.empty(len(values), dtype=torch.int64), torch.empty(len(values))
     call_kernel(
         kernels.argmax,
         ArgmaxParams,
-        {"x": values, "indices": indices},
+        {"x": values, "indices": indices, "values": largest},
         row_stride=values.stride(0),
         num_rows=len(values),
         size=values.shape[1],
     )
-    return indices
+    return indices, largest
 
 
 def measure_rows(logits: Tensor, temperature: Tensor) -> MeasuredRows | None:

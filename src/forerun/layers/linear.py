@@ -16,8 +16,13 @@ import torch.nn.functional as F  # noqa: N812 (the name everybody uses)
 from torch import Tensor, nn
 
 from forerun.cache.huge_pages import advise_huge_pages
-from forerun.kernels.packed import PackedMemory, PackedWeight, measure_packed, pack
-from forerun.kernels.quantised import pack_blocks
+from forerun.kernels.packed import (
+    PackedMemory,
+    PackedWeight,
+    measure_packed,
+    pack,
+    pack_blocks,
+)
 from forerun.quantisation.formats import BlockTensor
 from forerun.quantisation.reference import ReferenceWeight
 

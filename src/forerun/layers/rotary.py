@@ -50,11 +50,15 @@ class Rotary(nn.Module):
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
         """Return the rotation of rows at these positions [num_tokens]."""
-        last = int(positions.max()) if len(positions) else 0
+        table = self.find_table(int(positions.max()) if len(positions) else 0, dtype)
+        return Rotation(cos=table.cos[positions], sin=table.sin[positions])
+
+    def find_table(self, last: int, dtype: torch.dtype) -> Rotation:
+        """Return the rotations of all positions up to `last` and some more, by position."""
         table = self._table
         if table is None or table.cos.dtype != dtype or last >= len(table.cos):
             table = self._table = self._compute(max(_FIRST_POSITIONS, 2 * (last + 1)), dtype)
-        return Rotation(cos=table.cos[positions], sin=table.sin[positions])
+        return table
 
     def _compute(self, num_positions: int, dtype: torch.dtype) -> Rotation:
         """Return the rotations of all positions below a number.

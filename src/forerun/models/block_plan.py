@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from forerun.kernels import find_kernels
-from forerun.kernels.quantised import measure_blocks
+from forerun.kernels.packed import measure_blocks
 from forerun.layers.linear import Linear, StoredBlocks
 from forerun.logs import get_logger
 from forerun.models.decoder import DecoderModel

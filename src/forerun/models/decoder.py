@@ -28,6 +28,7 @@ from forerun.models.hf_config import read_common_fields, read_rope
 from forerun.models.layer import DecoderLayer, WeightSlot
 from forerun.models.segments import Segments
 from forerun.models.spec import Fields, LayerSpec, ModelSpec
+from forerun.models.whole_step import WholeStep
 
 
 class Taps:
@@ -89,6 +90,7 @@ class DecoderModel(nn.Module):
             table = Linear(spec.hidden_size, spec.vocab_size, options)
         self.head = Head(table, softcap=spec.logit_softcap)
         self.segments: Segments | None = None
+        self.whole_step: WholeStep | None = None
         ropes = list(dict.fromkeys(layer.rope for layer in spec.layers))
         self.rope_index = [ropes.index(layer.rope) for layer in spec.layers]
         self.ropes = nn.ModuleList(
@@ -117,12 +119,16 @@ class DecoderModel(nn.Module):
     ) -> ModelOutput:
         """Run all layers; see TargetModel.forward."""
         self._check_taps(target_layer_ids)
+        few = self.plain_from is None or len(token_ids) < self.plain_from
+        is_native = self.segments is not None and few
+        if is_native and self.whole_step is not None and not target_layer_ids:
+            hidden_states = self.whole_step.run(token_ids, positions, attention)
+            if hidden_states is not None:
+                return ModelOutput(hidden_states, None)
         residual = self.embed(token_ids)
         rotations = [rope(positions, residual.dtype) for rope in self.ropes]
         taps = Taps(residual, target_layer_ids)
-        plain_from = self.plain_from
-        few = plain_from is None or len(token_ids) < plain_from
-        run = self._run_segments if self.segments is not None and few else self._run_modules
+        run = self._run_segments if is_native else self._run_modules
         return ModelOutput(run(residual, rotations, attention, taps), taps.values)
 
     def _run_modules(
@@ -145,10 +151,6 @@ class DecoderModel(nn.Module):
         """Return the final-normed rows, from attention to attention."""
         assert self.segments is not None
         step = self.segments.start(residual)
-        plans = self.segments.plan(step, attention) if taps.values is None else None
-        if plans is not None:
-            step.run_layers(plans, attention.kv_store, [rotations[i] for i in self.rope_index])
-            return step.normed
         attended = None
         query, key, value = step.query, step.key, step.value
         for index, layer in enumerate(self.segments.attention_layers):
@@ -170,9 +172,16 @@ class DecoderModel(nn.Module):
         if self.embed.table in blocks and self.embed.table is not self.head.table:
             tables.append(self.embed.table)
         pack_linears([*linears, *tables], blocks)
-        self.segments = Segments.build(self.layers, self.norm)
+        self.prepare_native()
         for linear in linears:
             linear.pack_for_onednn()
+
+    def prepare_native(self) -> None:
+        """Let steps run in native calls where all weights allow it; once they are packed."""
+        self.segments = Segments.build(self.layers, self.norm)
+        if self.segments is not None:
+            ropes = cast("Sequence[Rotary]", self.ropes)
+            self.whole_step = WholeStep(self.segments, self.embed, ropes, self.rope_index)
 
     @property
     def plain_from(self) -> int | None:

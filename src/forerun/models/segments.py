@@ -1,9 +1,9 @@
 """The decoder in native segments: from the attention of a layer to that of the next.
 
 A segment finishes one layer (o, norms, MLP) and begins another (norm, q, k and v, rotation). With
-native attention all layers of a step are one call; with another backend, or taps, a layer is two.
-Segments compute bit for bit what the modules compute one by one with native linear layers: these
-own the weights, segments only point at them.
+native attention a whole step is one call, see whole_step.py; with another backend, or taps, a layer
+is two. Segments compute bit for bit what the modules compute one by one with native linear layers:
+these own the weights, segments only point at them.
 Shapes: T rows of the step.
 """
 
@@ -15,14 +15,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forerun.attention.base import AttentionContext
-from forerun.attention.native import LayerPlan, NativeBackend
-from forerun.cache.kv_store import KVStore
 from forerun.kernels import Kernels, find_kernels
 from forerun.kernels.abi import (
     ACTIVATION_CODES,
     DTYPE_CODES,
-    ForwardParams,
     PackedWeight,
     SegmentParams,
     SegmentWeights,
@@ -65,15 +61,6 @@ class Segments:
     def start(self, residual: Tensor) -> StepSegments:
         """Return the segments of one step; `residual` [T, hidden_size] is updated in place."""
         return StepSegments(self, residual)
-
-    def plan(self, step: StepSegments, attention: AttentionContext) -> list[LayerPlan] | None:
-        """Return the attention calls of all layers; None: they are not native."""
-        if not isinstance(attention.backend, NativeBackend):
-            return None
-        rows = (step.query, step.key, step.value)
-        return attention.backend.plan_layers(
-            rows, self.attention_layers, attention.kv_store, attention.metadata
-        )
 
 
 class StepSegments:
@@ -120,37 +107,12 @@ class StepSegments:
         if attended is not None:
             params.attended = attended.data_ptr()
         if rotation is not self._rotation and rotation is not None:
-            params.cosines, params.sines = _find_angles(rotation)
+            params.cosines, params.sines = find_angles(rotation)
             self._rotation = rotation
         self._kernels.segment(self._pointer)
 
-    def run_layers(
-        self, plans: Sequence[LayerPlan], kv_store: KVStore, rotations: Sequence[Rotation]
-    ) -> None:
-        """Run everything; `plans` and `rotations` are the layers'."""
-        layers = self._segments.attention_layers
-        angles = {id(rotation): _find_angles(rotation) for rotation in rotations}
-        lists = {
-            "weights": self._segments.addresses,
-            "attention": [ctypes.addressof(plan.params) for plan in plans],
-            "keys": [kv_store.keys[layer.index].data_ptr() for layer in layers],
-            "values": [kv_store.values[layer.index].data_ptr() for layer in layers],
-            "cosines": [angles[id(rotation)][0] for rotation in rotations],
-            "sines": [angles[id(rotation)][1] for rotation in rotations],
-        }
-        arrays = {name: (ctypes.c_void_p * len(given))(*given) for name, given in lists.items()}
-        first = layers[0]
-        attended = self.normed.new_empty(len(self.normed), first.num_heads * first.head_dim)
-        params = ForwardParams(
-            segment=ctypes.addressof(self._params),
-            attended=attended.data_ptr(),
-            num_layers=len(layers),
-            **{name: ctypes.addressof(array) for name, array in arrays.items()},
-        )
-        self._kernels.forward(ctypes.byref(params))
 
-
-def _find_angles(rotation: Rotation) -> tuple[int, int]:
+def find_angles(rotation: Rotation) -> tuple[int, int]:
     """Return where cosines and positive sines begin."""
     half = rotation.cos.shape[-1]
     return rotation.cos.data_ptr(), rotation.sin.data_ptr() + half * rotation.sin.itemsize

@@ -7,6 +7,8 @@ Shapes: R rows, V entries per row.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -23,7 +25,7 @@ def argmax_rows(values: Tensor) -> Tensor:
     """Return the index of each row's maximum, the first among equals, int64 [R]. NaN wins."""
     native = find_largest(values)
     if native is not None:
-        return native
+        return native[0]
     num_rows, width = values.shape
     num_blocks = width // _ARGMAX_BLOCK
     if values.is_cuda or num_blocks < 2:
@@ -38,6 +40,18 @@ def argmax_rows(values: Tensor) -> Tensor:
     tail = split + values[:, split:].argmax(dim=-1)
     pair = torch.stack([winner, tail], dim=1)
     return pair[rows, values.gather(1, pair).argmax(dim=-1)]
+
+
+def find_best(logits: Tensor) -> tuple[list[int], list[bool]]:
+    """Return the index of each row's maximum and whether that is finite, on the host."""
+    native = find_largest(logits)
+    if native is not None:
+        indices, largest = native
+        return indices.tolist(), [math.isfinite(value) for value in largest.tolist()]
+    indices = argmax_rows(logits)
+    is_finite = logits.gather(1, indices[:, None]).squeeze(1).isfinite()
+    indices_cpu, is_finite_cpu = torch.stack([indices, is_finite.long()]).tolist()
+    return indices_cpu, [bool(flag) for flag in is_finite_cpu]
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:

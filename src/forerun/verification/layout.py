@@ -8,7 +8,8 @@ Shapes: N requests, D drafts, R = N + D rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
@@ -19,37 +20,45 @@ from forerun.sampling.noise import Stream, coupled_keys, derive_keys, uniform
 _MASK_64 = 2**64 - 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyLayout:
-    """Host arrays of one group; all int64."""
+    """Host arrays of one group, int64, each made when somebody needs it.
 
-    requests: Sequence[ScheduledRequest]
-    num_drafts: np.ndarray  # [N]
-    row_starts: np.ndarray  # [N]
-    draft_starts: np.ndarray  # [N]
-    draft_request: np.ndarray  # [D]
-    draft_position: np.ndarray  # [D] place inside the request's draft, from 0
+    Greedy steps without drafts are most steps there are, and need none.
+    """
 
-    @classmethod
-    def build(cls, requests: Sequence[ScheduledRequest]) -> VerifyLayout:
-        """Lay the requests out one after the other."""
-        num_drafts = np.array([len(r.draft_token_ids) for r in requests], dtype=np.int64)
-        draft_starts = np.cumsum(num_drafts) - num_drafts
-        draft_request = np.repeat(np.arange(len(requests)), num_drafts)
-        draft_position = np.arange(len(draft_request)) - draft_starts[draft_request]
-        return cls(
-            requests=requests,
-            num_drafts=num_drafts,
-            row_starts=draft_starts + np.arange(len(requests)),
-            draft_starts=draft_starts,
-            draft_request=draft_request,
-            draft_position=draft_position,
-        )
+    def __init__(self, requests: Sequence[ScheduledRequest]) -> None:
+        self.requests = requests
+        # First row of each request, and the number of rows after the last.
+        ends = accumulate(1 + len(request.draft_token_ids) for request in requests)
+        *self.starts, self.num_rows = [0, *ends]
 
-    @property
-    def num_rows(self) -> int:
-        """Rows of the group."""
-        return len(self.num_drafts) + len(self.draft_request)
+    @cached_property
+    def num_drafts(self) -> np.ndarray:
+        """Drafts of each request, [N]."""
+        return np.array([len(r.draft_token_ids) for r in self.requests], dtype=np.int64)
+
+    @cached_property
+    def row_starts(self) -> np.ndarray:
+        """First row of each request, [N]."""
+        return np.array(self.starts, dtype=np.int64)
+
+    @cached_property
+    def draft_starts(self) -> np.ndarray:
+        """First draft of each request, [N]."""
+        starts: np.ndarray = self.row_starts - np.arange(len(self.requests))
+        return starts
+
+    @cached_property
+    def draft_request(self) -> np.ndarray:
+        """The request of each draft, [D]."""
+        return np.repeat(np.arange(len(self.requests)), self.num_drafts)
+
+    @cached_property
+    def draft_position(self) -> np.ndarray:
+        """The place of each draft inside its request's, from 0, [D]."""
+        places = np.arange(len(self.draft_request))
+        within: np.ndarray = places - self.draft_starts[self.draft_request]
+        return within
 
     @property
     def draft_rows(self) -> np.ndarray:

@@ -17,7 +17,7 @@ from forerun.kernels.sampling_ops import LeftOut
 from forerun.sampling.distribution import Part, TargetDistribution
 from forerun.sampling.filters import build_distribution
 from forerun.sampling.noise import Stream
-from forerun.sampling.reduce import argmax_rows, draw
+from forerun.sampling.reduce import draw, find_best
 from forerun.verification.layout import VerifyLayout
 from forerun.verification.rejection import (
     accept_drafts,
@@ -42,16 +42,17 @@ class Verdict:
 
 def verify_greedy(logits: Tensor, layout: VerifyLayout) -> list[Verdict]:
     """Keep drafts while they are the argmax of their row; the next token is an argmax too."""
-    samples = argmax_rows(logits)
-    is_finite = _pick(logits, samples).isfinite()
-    return _match_samples(samples, is_finite, layout)
+    samples_cpu, is_finite_cpu = find_best(logits)
+    return _match_samples(samples_cpu, is_finite_cpu, layout)
 
 
 def verify_coupled(logits: Tensor, layout: VerifyLayout) -> list[Verdict]:
     """Keep drafts while they are their row's coupled sample; so is the next token."""
     distribution = build_distribution(logits, layout.build_filters())
     keys = torch.from_numpy(layout.derive_coupled_keys()).to(logits.device)
-    return _match_samples(distribution.sample_coupled(keys), distribution.is_finite, layout)
+    decided = torch.stack([distribution.sample_coupled(keys), distribution.is_finite.long()])
+    samples_cpu, is_finite_cpu = decided.tolist()
+    return _match_samples(samples_cpu, is_finite_cpu, layout)
 
 
 def verify_standard(
@@ -78,16 +79,17 @@ def verify_standard(
             layout.requests,
             packed[:num_reqs],
             packed[num_reqs : 2 * num_reqs],
-            layout.row_starts.tolist(),
+            layout.starts,
             strict=True,
         )
     ]
 
 
-def _match_samples(samples: Tensor, is_finite: Tensor, layout: VerifyLayout) -> list[Verdict]:
-    samples_cpu, is_finite_cpu = torch.stack([samples, is_finite.long()]).tolist()
+def _match_samples(
+    samples_cpu: list[int], is_finite_cpu: Sequence[int], layout: VerifyLayout
+) -> list[Verdict]:
     verdicts = []
-    for request, row in zip(layout.requests, layout.row_starts.tolist(), strict=True):
+    for request, row in zip(layout.requests, layout.starts, strict=True):
         sampled = samples_cpu[row : row + 1 + len(request.draft_token_ids)]
         accepted = count_matches(sampled, request.draft_token_ids)
         is_sound = all(is_finite_cpu[row : row + accepted + 1])

@@ -57,13 +57,12 @@ class Verifier:
         `logits` [L, V] float32 are raw and stay unchanged; request i owns the next 1 + m_i rows.
         `draft_probs[i]` is the float32 [>= m_i, V] tensor the drafts were drawn from, or None.
         """
-        layout = VerifyLayout.build(requests)
+        layout = VerifyLayout(requests)
         assert layout.num_rows == len(logits), (layout.num_rows, len(logits))
         assert all(request.samples for request in requests), "prefill chunks have no verdict"
         given = draft_probs if draft_probs is not None else [None] * len(requests)
         groups: dict[str, list[int]] = {}
-        starts = layout.row_starts.tolist()
-        jobs = [_Job(*job) for job in zip(requests, starts, given, strict=True)]
+        jobs = [_Job(*job) for job in zip(requests, layout.starts, given, strict=True)]
         for place, job in enumerate(jobs):
             groups.setdefault(self._choose_method(job), []).append(place)
         results: dict[int, RequestResult] = {}
@@ -102,7 +101,7 @@ class Verifier:
     def _verify_group(
         self, method: str, group: Sequence[_Job], logits: Tensor
     ) -> list[RequestResult]:
-        layout = VerifyLayout.build([job.request for job in group])
+        layout = VerifyLayout([job.request for job in group])
         rows = self._process_rows(logits, group, layout)
         verdicts = _run_method(method, rows, layout, group)
         results = [
@@ -127,7 +126,7 @@ class Verifier:
         affected = [i for i, request in enumerate(layout.requests) if needs_processing(request)]
         if affected:
             logits = logits.clone() if is_whole else logits
-            starts = layout.row_starts[affected].tolist()
+            starts = [layout.starts[i] for i in affected]
             self._processors.apply_(logits, [layout.requests[i] for i in affected], starts)
         return logits
 
@@ -163,6 +162,8 @@ def _build_failure(request_id: str, reason: str) -> RequestResult:
 
 def _add_logprobs(logits: Tensor, group: Sequence[_Job], results: Sequence[RequestResult]) -> None:
     """Fill in the raw logprobs of the emitted tokens of those requests that asked."""
+    if all(job.request.params.logprobs is None for job in group):
+        return
     asking = [
         (job, result, job.request.params.logprobs)
         for job, result in zip(group, results, strict=True)

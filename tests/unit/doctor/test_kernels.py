@@ -38,7 +38,7 @@ def check(
 
 
 def test_the_best_object_in_use_is_no_problem() -> None:
-    section = check("avx512bf16", [None, None, None])
+    section = check("avx512bf16", [None] * 4)
     assert section.problems == []
     assert texts(section)["in_use"] == "avx512bf16"
     assert texts(section)["object_avx512bf16"] == "in use: the best this CPU runs"
@@ -46,14 +46,14 @@ def test_the_best_object_in_use_is_no_problem() -> None:
 
 
 def test_an_instruction_the_cpu_lacks_is_no_problem_while_another_object_runs() -> None:
-    section = check("avx512", [OLD_CPU, None, None], compiler=NO_COMPILER)
+    section = check("avx512", [OLD_CPU, OLD_CPU, None, None], compiler=NO_COMPILER)
     assert section.problems == []
     assert texts(section)["object_avx512bf16"] == "not usable: this CPU lacks avx512_bf16"
     assert values(section)["object_avx512bf16"]["usable"] is False
 
 
 def test_a_cpu_that_runs_no_object_is_told_what_the_kernels_need() -> None:
-    section = check(None, [OLD_CPU, OLD_CPU, OLD_CPU], reason="this CPU has no AVX2")
+    section = check(None, [OLD_CPU] * 4, reason="this CPU has no AVX2")
     problem = the_problem(section)
     assert problem.what == "no native kernels: this CPU has no AVX2"
     assert "CPU with AVX2" in problem.advice
@@ -61,31 +61,31 @@ def test_a_cpu_that_runs_no_object_is_told_what_the_kernels_need() -> None:
 
 
 def test_nothing_built_and_no_compiler_asks_for_one() -> None:
-    problem = the_problem(check(None, [NOT_BUILT] * 3, compiler=NO_COMPILER))
+    problem = the_problem(check(None, [NOT_BUILT] * 4, compiler=NO_COMPILER))
     assert "better kernels than PyTorch cannot be used" in problem.what
     assert problem.advice.startswith("install a C++ compiler")
     assert "pip install" in problem.advice
 
 
 def test_nothing_built_with_a_compiler_asks_for_a_build() -> None:
-    problem = the_problem(check(None, [NOT_BUILT] * 3))
+    problem = the_problem(check(None, [NOT_BUILT] * 4))
     assert problem.advice.startswith("in the source folder run: python -m pip install")
     assert "g++ 12.2.0" in problem.advice
 
 
 def test_a_damaged_best_object_is_a_problem() -> None:
-    section = check(None, [DAMAGED, None, None])
+    section = check(None, [DAMAGED, None, None, None])
     assert "avx512bf16: kernels_avx512bf16.so is cut off" in the_problem(section).what
     assert texts(section)["object_avx2"].startswith("usable, but not reached")
 
 
 def test_a_better_object_that_was_not_built_is_a_problem() -> None:
-    problem = the_problem(check("avx2", [OLD_CPU, NOT_BUILT, None]))
+    problem = the_problem(check("avx2", [OLD_CPU, OLD_CPU, NOT_BUILT, None]))
     assert problem.what == "better kernels than avx2 cannot be used (avx512: it was not built)"
 
 
 def test_damage_to_a_worse_object_is_no_problem() -> None:
-    section = check("avx512bf16", [None, DAMAGED, NOT_BUILT])
+    section = check("avx512bf16", [None, None, DAMAGED, NOT_BUILT])
     assert section.problems == []
     assert texts(section)["object_avx2"] == "not usable: it was not built"
 

@@ -7,7 +7,7 @@
 
 namespace forerun {
 
-constexpr int64_t kAbiVersion = 3;
+constexpr int64_t kAbiVersion = 4;
 
 // Values of the `dtype` arguments.
 constexpr int64_t kFloat32 = 0;
@@ -46,10 +46,23 @@ struct AttentionParams {
   double scale;
 };
 
-// A weight [out_features, in_features] in panels: see linear.h.
+// Formats of weights: numbers of the model's type (plain.h), or quantised ones (blocks.h).
+constexpr int64_t kPlain = 0, kQ8_0 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ5_0 = 4, kQ5_1 = 5, kQ4K = 6,
+                  kQ5K = 7, kQ6K = 8;
+
+// Outputs of a weight from number `begin` on, in panels.
+struct WeightPart {
+  const void *panels;
+  int64_t format, begin;
+};
+
+// A weight [out_features, in_features]. A quantised one may have parts of several formats, one after
+// the other in memory; begins are multiples of 16.
+constexpr int64_t kMaxParts = 3;
 struct PackedWeight {
-  const void *panels;  // null: this weight is absent
-  const float *bias;   // [out_features] or null
+  WeightPart parts[kMaxParts];
+  int64_t num_parts;  // 0: this weight is absent
+  const float *bias;  // [out_features] or null
   int64_t out_features, in_features;
 };
 
@@ -57,6 +70,13 @@ struct PackParams {
   const void *weight;  // [out_features, in_features], rows contiguous
   void *panels;        // as many bytes as forerun_packed_bytes says, on a 64-byte boundary
   int64_t out_features, in_features, dtype, num_threads;
+};
+
+// Packing of rows of stored blocks [out_features, in_features] into a part.
+struct PackBlocksParams {
+  const void *blocks;
+  void *panels;  // as many bytes as forerun_block_bytes says
+  int64_t format, out_features, in_features, num_threads;
 };
 
 // Rows row_ids[i] of a packed weight, as they were before packing.
@@ -71,7 +91,7 @@ struct LinearParams {
   PackedWeight weight;
   const void *x;   // [num_rows, in_features], rows x_stride apart
   void *out;       // [num_rows, out_features], of the model's type or float32
-  void *scratch;   // [num_rows, units of a row] units
+  void *scratch;   // [num_rows, in_features] numbers of the model's type
   int64_t x_stride, num_rows, out_dtype, dtype, num_threads;
 };
 
@@ -97,22 +117,50 @@ struct SegmentParams {
   void *normed;          // [num_rows, hidden_size] scratch; the result of a segment without qkv
   void *gated;           // [num_rows, down.in_features] scratch
   void *heads;           // [num_rows, qkv.out_features] result
-  void *scratch;         // [num_rows, units of the widest input] units
-  const void *cosines, *sines;  // [num_rows, head_dim / 2], rows angle strides apart
+  void *scratch;         // [num_rows, widest input] numbers of the model's type
+  const void *cosines, *sines;  // [.., head_dim / 2], rows angle strides apart
+  const int64_t *positions;     // [num_rows] rows of the angles; null: 0, 1, 2, ...
   int64_t cos_stride, sin_stride;
   int64_t num_rows, dtype, num_threads;
 };
 
-// All layers of one step: segment, attention, segment, ..., segment. Pointers of `segment` and of the
-// attention calls that differ between layers come from the lists.
+// All layers of one step: embedding, segment, attention, segment, ..., segment. Pointers of `segment`
+// and of the attention calls that differ between layers come from the lists.
 struct ForwardParams {
   const SegmentParams *segment;
+  const PackedWeight *embedding;  // null: the residual stream holds the rows
+  const int64_t *token_ids;  // [num_rows]
   const SegmentWeights *const *weights;     // [num_layers + 1]
   const AttentionParams *const *attention;  // [num_layers]
   void *const *keys, *const *values;        // [num_layers]
   const void *const *cosines, *const *sines;  // [num_layers]
   void *attended;  // [num_rows, o.in_features] scratch
-  int64_t num_layers;
+  int64_t num_layers, num_positions;  // rows of cosines and sines
+  double embed_scale;
+};
+
+// What forerun_forward answers: done, or nothing was done because of a token id or a position.
+constexpr int64_t kDone = 0, kUnknownToken = 1, kUnknownPosition = 2;
+
+// Rows of a step from what each request has: its new rows, the positions before them, its KV blocks.
+struct StepLayoutParams {
+  const int64_t *counts, *contexts;  // [num_requests]
+  const int64_t *table_begin;        // [num_requests + 1] where a request's blocks begin in `blocks`
+  const int64_t *blocks;
+  int64_t *query_start;         // [num_requests + 1] results
+  int64_t *positions, *slots;   // [rows]
+  int64_t *tables;              // [num_requests, table_width], block 0 beyond a request's own
+  int64_t num_requests, table_width, block_size;
+};
+
+// Fills in the lists of an AttentionParams and everything that is counted there.
+struct AttentionPlanParams {
+  AttentionParams *attention;  // num_heads, num_kv_heads, block_size, window and causal are given
+  const int64_t *query_start, *contexts;  // [num_requests + 1], [num_requests]
+  const int64_t *tables;                  // [num_requests, table_width]
+  int64_t *memory;
+  int64_t capacity;  // numbers that fit into `memory`
+  int64_t num_requests, block_rows;
 };
 
 // Below: rows of float32 logits [num_rows, vocab_size], row_stride apart.

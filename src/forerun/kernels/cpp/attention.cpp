@@ -10,8 +10,10 @@ int64_t forerun_attention_workspace(const forerun::AttentionParams *params) {
 }
 
 void forerun_attention(const forerun::AttentionParams *params) {
+  using namespace forerun;
+  Meeting meeting;
 #pragma omp parallel num_threads(params->num_threads)
-  params->dtype == forerun::kBFloat16 ? forerun::attend<forerun::bf16>(*params)
-                                      : forerun::attend<float>(*params);
+  params->dtype == kBFloat16 ? attend<bf16>(*params, Team{meeting})
+                             : attend<float>(*params, Team{meeting});
 }
 }

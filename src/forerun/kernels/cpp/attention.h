@@ -2,9 +2,8 @@
 // region; threads write disjoint ranges in each.
 #pragma once
 
-#include <omp.h>
-
 #include "attention_chunk.h"
+#include "team.h"
 
 namespace forerun {
 
@@ -142,26 +141,29 @@ inline void attend_private(const AttentionParams &p, const Partials &partials, c
   combine<T>(p, partials, block, head);
 }
 
-// All threads of a parallel region together; results are complete on return.
+// All threads of a team together; results are complete when they meet again.
 template <class T>
-inline void attend(const AttentionParams &p) {
+inline void attend(const AttentionParams &p, const Team &team) {
   const Workspace space(p);
   const int64_t heads = p.num_kv_heads, num_shared = p.num_shared * heads;
-  const int64_t num_items = p.chunk_begin[p.num_shared] * heads;
-  const int64_t thread = omp_get_thread_num();
-  const Scratch scratch(p, space.find_thread(thread));
-#pragma omp for schedule(static)
-  for (int64_t i = 0; i < p.num_blocks * heads; i++) clear_new_blocks<T>(p, i / heads, i % heads);
-#pragma omp for schedule(static)
-  for (int64_t i = 0; i < p.num_blocks * heads; i++) write_rows<T>(p, i / heads, i % heads);
-#pragma omp for schedule(dynamic) nowait
-  for (int64_t i = num_shared; i < p.num_blocks * heads; i++)
-    attend_private<T>(p, space.find_private(p, thread), scratch, i / heads, i % heads);
-#pragma omp for schedule(dynamic)
-  for (int64_t i = 0; i < num_items; i++)
-    attend_shared<T>(p, space, scratch, i, std::min(i + p.num_threads, num_items - 1));
-#pragma omp for schedule(static)
-  for (int64_t i = 0; i < num_shared; i++)
+  const int64_t num_private = p.num_blocks * heads - num_shared;
+  const int64_t num_items = num_private + p.chunk_begin[p.num_shared] * heads;
+  const Scratch scratch(p, space.find_thread(team.thread));
+  const Share blocks = team.share(p.num_blocks * heads), shared = team.share(num_shared);
+  for (int64_t i = blocks.from; i < blocks.to; i++) clear_new_blocks<T>(p, i / heads, i % heads);
+  if (num_private > 0) team.wait();  // or every KV block of this step is one thread's alone
+  for (int64_t i = blocks.from; i < blocks.to; i++) write_rows<T>(p, i / heads, i % heads);
+  team.wait();
+  for (int64_t item; (item = team.meeting.take_item()) < num_items;) {
+    const int64_t block = num_shared + item, chunk = item - num_private;
+    if (item < num_private)
+      attend_private<T>(p, space.find_private(p, team.thread), scratch, block / heads, block % heads);
+    else
+      attend_shared<T>(p, space, scratch, chunk,
+                       std::min(chunk + team.num_threads, num_items - num_private - 1));
+  }
+  team.wait();
+  for (int64_t i = shared.from; i < shared.to; i++)
     combine<T>(p, space.find_shared(p, i / heads, i % heads), i / heads, i % heads);
 }
 

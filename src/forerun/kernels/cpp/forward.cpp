@@ -1,4 +1,4 @@
-// Segments and attention: one segment as a call of its own, or all layers in one parallel region.
+// Segments and attention: one segment as a call of its own, or a whole step in one parallel region.
 #include "attention.h"
 #include "segment.h"
 
@@ -7,31 +7,60 @@ namespace {
 
 template <class T>
 void run_segment(const SegmentParams &p) {
+  Meeting meeting;
 #pragma omp parallel num_threads(p.num_threads)
-  Segment<T>(p).run();
+  Segment<T>(p, Team{meeting}).run();
+}
+
+// Rows of the embedding begin the residual stream; a product with the scale is rounded once.
+template <class T>
+void embed(const ForwardParams &p, const Team &team) {
+  const int64_t size = p.embedding->in_features;
+  const Share share = team.share(p.segment->num_rows);
+  for (int64_t row = share.from; row < share.to; row++) {
+    T *to = static_cast<T *>(p.segment->residual) + row * size;
+    read_weight_row(*p.embedding, p.token_ids[row], to);
+    if (p.embed_scale == 1.0) continue;
+    for (int64_t d = 0; d < size; d += kLanes)
+      store(to + d, load(to + d, size - d) * static_cast<float>(p.embed_scale), size - d);
+  }
+}
+
+int64_t check_inputs(const ForwardParams &p) {
+  const int64_t vocab_size = p.embedding == nullptr ? INT64_MAX : p.embedding->out_features;
+  for (int64_t row = 0; row < p.segment->num_rows; row++) {
+    if (p.token_ids[row] < 0 || p.token_ids[row] >= vocab_size) return kUnknownToken;
+    const int64_t position = p.segment->positions[row];
+    if (position < 0 || position >= p.num_positions) return kUnknownPosition;
+  }
+  return kDone;
 }
 
 // Every thread has its own copy of what changes from layer to layer.
 template <class T>
 void run_layers(const ForwardParams &p) {
+  Meeting meeting;
 #pragma omp parallel num_threads(p.segment->num_threads)
   {
+    const Team team{meeting};
     SegmentParams segment = *p.segment;
+    if (p.embedding != nullptr) embed<T>(p, team);
+    team.wait();
     for (int64_t layer = 0; layer < p.num_layers; layer++) {
       segment.weights = p.weights[layer];
       segment.cosines = p.cosines[layer];
       segment.sines = p.sines[layer];
-      Segment<T>(segment).run();
-#pragma omp barrier
+      Segment<T>(segment, team).run();
+      team.wait();
       AttentionParams attention = *p.attention[layer];
       attention.keys = p.keys[layer];
       attention.values = p.values[layer];
       attention.output = p.attended;
-      attend<T>(attention);
+      attend<T>(attention, team);
       segment.attended = p.attended;
     }
     segment.weights = p.weights[p.num_layers];
-    Segment<T>(segment).run();
+    Segment<T>(segment, team).run();
   }
 }
 
@@ -45,8 +74,11 @@ void forerun_segment(const forerun::SegmentParams *params) {
                                       : forerun::run_segment<float>(*params);
 }
 
-void forerun_forward(const forerun::ForwardParams *params) {
+int64_t forerun_forward(const forerun::ForwardParams *params) {
+  const int64_t fault = forerun::check_inputs(*params);
+  if (fault != forerun::kDone) return fault;
   params->segment->dtype == forerun::kBFloat16 ? forerun::run_layers<forerun::bf16>(*params)
                                                : forerun::run_layers<float>(*params);
+  return forerun::kDone;
 }
 }

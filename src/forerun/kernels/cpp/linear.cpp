@@ -27,10 +27,16 @@ void pack(const PackParams &p) {
   }
 }
 
+template <class T>
+void read_plain_row(const PackedWeight &weight, int64_t row, T *to) {
+  const PackedShape shape = find_shape<T>(weight);
+  const auto *from = find_row(static_cast<const uint32_t *>(weight.parts[0].panels), shape, row);
+  for (int64_t u = 0; u < shape.units; u++) write(to + u * kPerUnit<T>, from[u * 2 * kLanes]);
+}
+
 // Returns how many row ids lie outside the weight; their rows are left alone.
 template <class T>
 int64_t unpack(const UnpackParams &p) {
-  const PackedShape shape = PackedShape::of<T>(p.weight.out_features, p.weight.in_features);
   int64_t num_outside = 0;
 #pragma omp parallel for schedule(static) num_threads(p.num_threads) if (p.num_rows > 8) \
     reduction(+ : num_outside)
@@ -39,22 +45,29 @@ int64_t unpack(const UnpackParams &p) {
       num_outside++;
       continue;
     }
-    const auto *from = find_row(static_cast<const uint32_t *>(p.weight.panels), shape, p.row_ids[i]);
-    T *to = static_cast<T *>(p.out) + i * p.weight.in_features;
-    for (int64_t u = 0; u < shape.units; u++) write(to + u * kPerUnit<T>, from[u * 2 * kLanes]);
+    read_weight_row(p.weight, p.row_ids[i], static_cast<T *>(p.out) + i * p.weight.in_features);
   }
   return num_outside;
 }
 
 template <class T, class Out>
 void linear(const LinearParams &p) {
+  const Input<T> input{static_cast<const T *>(p.x), p.x_stride, p.num_rows, p.scratch};
+  Meeting meeting;
 #pragma omp parallel num_threads(p.num_threads)
-  multiply_into<T>(Team{omp_get_thread_num(), omp_get_num_threads(), p.scratch}, p.weight,
-                   static_cast<const T *>(p.x), p.x_stride, p.num_rows, nullptr,
-                   static_cast<Out *>(p.out));
+  multiply_into<T>(Team{meeting}, p.weight, input, nullptr, static_cast<Out *>(p.out));
 }
 
 }  // namespace
+
+template <class T>
+void read_weight_row(const PackedWeight &weight, int64_t row, T *to) {
+  is_plain(weight) ? read_plain_row(weight, row, to) : read_quantised_row(weight, row, to);
+}
+
+template void read_weight_row(const PackedWeight &, int64_t, float *);
+template void read_weight_row(const PackedWeight &, int64_t, bf16 *);
+
 }  // namespace forerun
 
 extern "C" {

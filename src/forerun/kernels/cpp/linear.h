@@ -1,177 +1,21 @@
-// y = x W^T for any number of rows, over a weight packed once.
-//
-// A panel is two vectors of outputs: number p holds outputs p * kLanes onwards of the first half of
-// the weight's rows and the same of the second half (so that gate and up of an MLP, or any two
-// halves, meet in registers). For every unit of the input size (one float, or two bfloat16) a panel
-// stores kLanes units of its first vector, then of its second. Weights stream through once per row
-// tile, whose rows stand side by side unit by unit.
-//
-// Every output is one sum over the input in ascending order, whatever the number of rows, the tile
-// or the thread: a row's result does not depend on the rows computed with it.
+// y = x W^T for any number of rows, over a packed weight of any format.
 #pragma once
 
-#include <algorithm>
-#include <utility>
-
-#include "abi.h"
-#include "vec.h"
+#include "plain.h"
+#include "quantised.h"
 
 namespace forerun {
-
-// Rows whose sums fit into registers with what else is needed.
-#if defined(__AVX512F__)
-constexpr int kTileRows = 12;
-#else
-constexpr int kTileRows = 4;
-#endif
-
-// How far ahead of its use a weight is fetched into the second-level cache (measured: 2 KB are too
-// late once several rows slow the stream down, 16 KB no better), and the largest panel that may be
-// fetched as a whole while the one before it is in use.
-constexpr int64_t kAheadBytes = 8192;
-constexpr int64_t kWholeAheadBytes = 256 * 1024;
-
-struct PackedShape {
-  int64_t out_features, in_features;
-  int64_t half;   // outputs before the second half: a multiple of kLanes
-  int64_t units;  // units of one input row, of which there is a whole number
-
-  template <class T>
-  static PackedShape of(int64_t out_features, int64_t in_features) {
-    return {out_features, in_features, round_up((out_features + 1) / 2, kLanes),
-            in_features / kPerUnit<T>};
-  }
-  int64_t num_panels() const { return half / kLanes; }
-  int64_t panel_size() const { return units * 2; }  // vectors
-};
-
-// Rows 0 .. num_rows - 1 cut into tiles of nearly equal size.
-struct Tiles {
-  int64_t num_rows, count;
-  explicit Tiles(int64_t rows) : num_rows(rows), count((rows + kTileRows - 1) / kTileRows) {}
-  int64_t begin(int64_t tile) const { return num_rows * tile / count; }
-};
-
-// The part from .. to of a range that thread `index` of `count` takes.
-struct Share {
-  int64_t from, to;
-  Share(int64_t size, int64_t index, int64_t count)
-      : from(size * index / count), to(size * (index + 1) / count) {}
-};
-
-// Put the rows of every tile side by side: unit u of row r of a tile of R rows goes to u * R + r.
-// (Transposing whole vectors in registers instead was measured slower.)
-template <class T>
-inline void pack_rows(const T *x, int64_t stride, int64_t num_rows, int64_t units, Share share,
-                      uint32_t *to) {
-  const Tiles tiles(num_rows);
-  for (int64_t t = 0; t < tiles.count; t++) {
-    const int64_t begin = tiles.begin(t), rows = tiles.begin(t + 1) - begin;
-    uint32_t *tile = to + begin * units;
-    for (int64_t r = 0; r < rows; r++)
-      for (int64_t u = share.from; u < share.to; u++)
-        tile[u * rows + r] = read<uint32_t>(x + (begin + r) * stride + u * kPerUnit<T>);
-  }
-}
-
-// What to fetch while a tile is multiplied: from `early` on for the first units, from `late` on for
-// the last `late_units`, `step` bytes further with every unit.
-struct Ahead {
-  const char *early, *late;
-  int64_t late_units, step;
-
-  // The only tile of a panel fetches from memory as it goes, and the beginning of the next panel.
-  // Of several, which read the panel from the cache, each fetches its part of the next panel.
-  Ahead(const Units *panel, const Units *next, int64_t units, int64_t tile, int64_t num_tiles) {
-    const int64_t unit_bytes = 2 * sizeof(Units), bytes = units * unit_bytes;
-    late = reinterpret_cast<const char *>(next);
-    if (num_tiles > 1 && bytes <= kWholeAheadBytes) {
-      early = late + bytes * tile / num_tiles;
-      late_units = 0;
-      step = unit_bytes / num_tiles;
-    } else {
-      early = reinterpret_cast<const char *>(panel) + kAheadBytes;
-      late_units = std::min(units, kAheadBytes / unit_bytes);
-      step = unit_bytes;
-    }
-  }
-};
-
-// Add the products of R rows with some units of a panel.
-template <class T, int R>
-inline void add_products(const uint32_t *x, const Units *panel, int64_t units, const char *ahead,
-                         int64_t step, Floats sums[R][2]) {
-  for (int64_t u = 0; u < units; u++, x += R, panel += 2, ahead += step) {
-    for (size_t byte = 0; byte < 2 * sizeof(Units); byte += 64)
-      __builtin_prefetch(ahead + byte, 0, 2);
-    const Units first = panel[0], second = panel[1];
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-      const Units row = splat_unit(x[r]);
-      sums[r][0] = dot_units<T>(sums[r][0], first, row);
-      sums[r][1] = dot_units<T>(sums[r][1], second, row);
-    }
-  }
-}
-
-// Call f(row, sums of its two vectors) for every row of a tile.
-template <class T, int R, class F>
-inline void run_tile(const uint32_t *x, const Units *panel, int64_t units, const Ahead &ahead,
-                     F &f) {
-  const int64_t early = units - ahead.late_units;
-  Floats sums[R][2] = {};
-  add_products<T, R>(x, panel, early, ahead.early, ahead.step, sums);
-  add_products<T, R>(x + early * R, panel + early * 2, ahead.late_units, ahead.late, ahead.step,
-                     sums);
-  for (int r = 0; r < R; r++) f(r, sums[r]);
-}
-
-template <class T, class F, int... R>
-inline void choose_tile(int64_t rows, const uint32_t *x, const Units *panel, int64_t units,
-                        const Ahead &ahead, F &f, std::integer_sequence<int, R...>) {
-  (void)((rows == R + 1 && (run_tile<T, R + 1>(x, panel, units, ahead, f), true)) || ...);
-}
-
-// Call f(panel number, row, sums) for every row and every panel of a share. `x` holds the tiles;
-// `after` is what this thread reads next, if that is known.
-template <class T, class F>
-inline void multiply_panels(const uint32_t *x, const Units *panels, const PackedShape &shape,
-                            int64_t num_rows, Share share, const Units *after, F f) {
-  const Tiles tiles(num_rows);
-  for (int64_t p = share.from; p < share.to; p++) {
-    const Units *panel = panels + p * shape.panel_size();
-    const Units *next = p + 1 < share.to || after == nullptr ? panel + shape.panel_size() : after;
-    for (int64_t t = 0; t < tiles.count; t++) {
-      const int64_t begin = tiles.begin(t);
-      auto emit = [&](int64_t row, const Floats sums[2]) { f(p, begin + row, sums); };
-      choose_tile<T>(tiles.begin(t + 1) - begin, x + begin * shape.units, panel, shape.units,
-                     Ahead(panel, next, shape.units, t, tiles.count), emit,
-                     std::make_integer_sequence<int, kTileRows>{});
-    }
-  }
-}
-
-// The outputs of one panel, of which the last ones of either half may not exist.
-struct PanelColumns {
-  int64_t first, second;
-  int64_t first_count, second_count;
-  PanelColumns(const PackedShape &shape, int64_t panel)
-      : first(panel * kLanes),
-        second(shape.half + first),
-        first_count(std::min<int64_t>(shape.out_features - first, kLanes)),
-        second_count(std::min<int64_t>(shape.out_features - second, kLanes)) {}
-};
 
 inline Floats add_bias(Floats sum, const float *bias, int64_t column, int64_t count) {
   return bias == nullptr ? sum : sum + load(bias + column, count);
 }
 
-// The threads of a parallel region, of which this is one, and memory they share.
-struct Team {
-  int64_t thread, num_threads;
-  void *scratch;  // [num_rows, units of the widest input] units
-
-  Share share(int64_t size) const { return Share(size, thread, num_threads); }
+// Rows [num_rows, in_features], `stride` apart, and memory for another form of them.
+template <class T>
+struct Input {
+  const T *x;
+  int64_t stride, num_rows;
+  void *scratch;  // [num_rows, in_features] numbers of type T
 };
 
 template <class T>
@@ -179,46 +23,122 @@ inline PackedShape find_shape(const PackedWeight &weight) {
   return PackedShape::of<T>(weight.out_features, weight.in_features);
 }
 
-// Where a thread begins to read a weight; null if the weight is absent.
+inline bool is_present(const PackedWeight &weight) { return weight.num_parts > 0; }
+inline bool is_plain(const PackedWeight &weight) { return weight.parts[0].format == kPlain; }
+
+// Where a thread begins to read the panels of a weight, or (second) their second vectors; null if
+// the weight is absent.
 template <class T>
-inline const Units *find_start(const Team &team, const PackedWeight &weight) {
-  if (weight.panels == nullptr) return nullptr;
+inline const char *find_start(const Team &team, const PackedWeight *weight, bool second) {
+  if (weight == nullptr || !is_present(*weight)) return nullptr;
+  const PackedShape shape = find_shape<T>(*weight);
+  const int64_t panel = team.share(shape.num_panels()).from;
+  if (is_plain(*weight))
+    return static_cast<const char *>(weight->parts[0].panels) +
+           panel * shape.panel_size() * static_cast<int64_t>(sizeof(Units));
+  return find_panel(*weight, panel + second * shape.num_panels()).data;
+}
+
+// What a thread reads of one half of a weight, and of the next one.
+template <class T>
+inline Stream find_stream(const Team &team, const PackedWeight &weight, const PackedWeight *next,
+                          bool second) {
+  const int64_t panels = find_shape<T>(weight).num_panels();
+  const int64_t vectors = (weight.out_features + kLanes - 1) / kLanes;
+  const int64_t end = team.share(panels).to + second * panels;
+  return {find_panel(weight, std::min(end, vectors)).data, find_start<T>(team, next, second)};
+}
+
+// The sums of one panel's two vectors with one row, biases added.
+template <class F>
+inline void emit_sums(const PackedWeight &weight, const PanelColumns &at, int64_t row, Floats first,
+                      Floats second, F &f) {
+  if (at.second_count > 0) second = add_bias(second, weight.bias, at.second, at.second_count);
+  f(at, row, add_bias(first, weight.bias, at.first, at.first_count), second);
+}
+
+template <class T, class F>
+inline void multiply_plain(const Team &team, const PackedWeight &weight, const Input<T> &input,
+                           const PackedWeight *after, F f) {
   const PackedShape shape = find_shape<T>(weight);
-  return static_cast<const Units *>(weight.panels) +
-         team.share(shape.num_panels()).from * shape.panel_size();
+  const uint32_t *rows = reinterpret_cast<const uint32_t *>(input.x);
+  if (input.num_rows > 1) {  // one row is its own tile
+    pack_rows<T>(input.x, input.stride, input.num_rows, shape.units, team.share(shape.units),
+                 static_cast<uint32_t *>(input.scratch));
+    rows = static_cast<const uint32_t *>(input.scratch);
+    team.wait();
+  }
+  multiply_panels<T>(rows, static_cast<const Units *>(weight.parts[0].panels), shape,
+                     input.num_rows, team.share(shape.num_panels()),
+                     reinterpret_cast<const Units *>(find_start<T>(team, after, false)),
+                     [&](int64_t panel, int64_t row, const Floats sums[2]) {
+                       emit_sums(weight, PanelColumns(shape, panel), row, sums[0], sums[1], f);
+                     });
+}
+
+// The sums of one vector of outputs with the rows of a tile; zeros for a vector that does not exist.
+inline void multiply_vector(const PackedWeight &weight, int64_t vector, const RowGroup *rows,
+                            int64_t num_rows, const Stream &stream, Floats *sums) {
+  if (vector * kLanes >= weight.out_features) {
+    std::fill_n(sums, num_rows, Floats{});
+    return;
+  }
+  const Panel panel = find_panel(weight, vector);
+  choose_format(panel.format, [&](auto format) {
+    multiply_panel<decltype(format)>(rows, num_rows, panel.data, weight.in_features / kGroupSize,
+                                     stream, sums);
+  });
+}
+
+template <class T, class F>
+inline void multiply_quantised(const Team &team, const PackedWeight &weight,
+                               const Input<T> &input, const PackedWeight *after, F f) {
+  const PackedShape shape = find_shape<T>(weight);
+  const int64_t num_groups = weight.in_features / kGroupSize, panels = shape.num_panels();
+  const int64_t num_rows = input.num_rows;
+  const Share share = team.share(panels);
+  auto *rows = static_cast<RowGroup *>(input.scratch);
+  quantise_rows(input.x, input.stride, num_rows, num_groups, team.share(num_groups), rows);
+  team.wait();
+  Floats sums[2][kRowTile];
+  for (int64_t begin = 0; begin < num_rows; begin += kRowTile) {
+    const int64_t tile_rows = std::min(kRowTile, num_rows - begin);
+    const PackedWeight *next = begin + tile_rows < num_rows ? &weight : after;
+    const Stream streams[2] = {find_stream<T>(team, weight, next, false),
+                               find_stream<T>(team, weight, next, true)};
+    for (int64_t p = share.from; p < share.to; p++) {
+      for (int64_t half = 0; half < 2; half++)
+        multiply_vector(weight, p + half * panels, rows + begin * num_groups, tile_rows,
+                        streams[half], sums[half]);
+      const PanelColumns at(shape, p);
+      for (int64_t r = 0; r < tile_rows; r++)
+        emit_sums(weight, at, begin + r, sums[0][r], sums[1][r], f);
+    }
+  }
 }
 
 // All threads of a team together: f(columns, row, first sum, second sum) with the bias added. Rows
-// of x may be written by other threads right before; results are complete on return.
+// of x may be written by other threads right before; results are complete when the threads meet
+// again. `after` is the weight that will be read next, if that is known.
 template <class T, class F>
-inline void multiply(const Team &team, const PackedWeight &weight, const T *x, int64_t stride,
-                     int64_t num_rows, const Units *after, F f) {
-  const PackedShape shape = find_shape<T>(weight);
-  const uint32_t *rows = reinterpret_cast<const uint32_t *>(x);
-#pragma omp barrier
-  if (num_rows > 1) {  // one row is its own tile
-    pack_rows<T>(x, stride, num_rows, shape.units, team.share(shape.units),
-                 static_cast<uint32_t *>(team.scratch));
-    rows = static_cast<const uint32_t *>(team.scratch);
-#pragma omp barrier
-  }
-  multiply_panels<T>(rows, static_cast<const Units *>(weight.panels), shape, num_rows,
-                     team.share(shape.num_panels()), after,
-                     [&](int64_t panel, int64_t row, const Floats sums[2]) {
-                       const PanelColumns at(shape, panel);
-                       Floats second = sums[1];
-                       if (at.second_count > 0)
-                         second = add_bias(second, weight.bias, at.second, at.second_count);
-                       f(at, row, add_bias(sums[0], weight.bias, at.first, at.first_count), second);
-                     });
-#pragma omp barrier
+inline void multiply(const Team &team, const PackedWeight &weight, const Input<T> &input,
+                     const PackedWeight *after, F f) {
+  team.wait();
+  if (is_plain(weight))
+    multiply_plain<T>(team, weight, input, after, f);
+  else
+    multiply_quantised<T>(team, weight, input, after, f);
 }
+
+// Write row `row` of a weight, as it was before packing (linear.cpp).
+template <class T>
+void read_weight_row(const PackedWeight &weight, int64_t row, T *to);
 
 // A multiplication whose results are stored as rows of `Out`.
 template <class T, class Out>
-inline void multiply_into(const Team &team, const PackedWeight &weight, const T *x, int64_t stride,
-                          int64_t num_rows, const Units *after, Out *out) {
-  multiply<T>(team, weight, x, stride, num_rows, after,
+inline void multiply_into(const Team &team, const PackedWeight &weight, const Input<T> &input,
+                          const PackedWeight *after, Out *out) {
+  multiply<T>(team, weight, input, after,
               [&](const PanelColumns &at, int64_t row, Floats first, Floats second) {
                 Out *to = out + row * weight.out_features;
                 store(to + at.first, first, at.first_count);

@@ -54,7 +54,8 @@ struct GateParams {
 
 struct ArgmaxParams {
   const float *x;    // [num_rows, size], rows row strides apart
-  int64_t *indices;  // [num_rows] result
+  int64_t *indices;  // [num_rows] results
+  float *values;     // [num_rows] the number at each index
   int64_t row_stride, num_rows, size, num_threads;
 };
 
@@ -79,8 +80,11 @@ int64_t find_largest(const float *x, int64_t size) {
 
 void argmax(const ArgmaxParams &p) {
 #pragma omp parallel for num_threads(p.num_threads) if (p.num_rows > 1)
-  for (int64_t row = 0; row < p.num_rows; row++)
-    p.indices[row] = find_largest(p.x + row * p.row_stride, p.size);
+  for (int64_t row = 0; row < p.num_rows; row++) {
+    const float *x = p.x + row * p.row_stride;
+    p.indices[row] = find_largest(x, p.size);
+    p.values[row] = x[p.indices[row]];
+  }
 }
 
 template <class T>

@@ -7,9 +7,7 @@
 #include <cstring>
 #include <utility>
 
-#if defined(__AVX512BF16__)
 #include <immintrin.h>
-#endif
 
 namespace forerun {
 
