@@ -32,6 +32,9 @@ from forerun.verification.verify import Verifier
 
 logger = get_logger(__name__)
 
+# New objects between two runs of the cycle collector; Python's 700 are less than one large step.
+_COLLECT_AFTER = 20_000
+
 Progress = Callable[[int, int], None]
 
 
@@ -82,13 +85,22 @@ def build_engine(
         spec=spec,
         num_lookahead_slots=drafter.capabilities.num_lookahead_slots,
     )
-    # What lives as long as the engine need not be looked at by every later collection.
-    gc.collect()
-    gc.freeze()
+    _calm_collector()
     info = describe_engine(config, resolved, model, engine)
     weight_types = model.count_weight_types()
     info |= {"batch_invariant": is_invariant, "weight_types": weight_types}
     return engine, tokenizer, info
+
+
+def _calm_collector() -> None:
+    """Keep Python's cycle collector from taking part in every few steps.
+
+    What was loaded lives as long as the engine; what steps allocate hardly ever forms cycles.
+    """
+    gc.collect()
+    gc.freeze()
+    youngest, *older = gc.get_threshold()
+    gc.set_threshold(max(youngest, _COLLECT_AFTER), *older)
 
 
 def _settle_crossover(config: EngineConfig, resolved: Resolved, model: DecoderModel) -> bool:

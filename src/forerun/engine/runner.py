@@ -18,7 +18,7 @@ from forerun.cache.kv_store import KVStore
 from forerun.core import TokenLogprobs
 from forerun.drafters.base import Drafter
 from forerun.engine.batch import StepBatch, build_batch, select_logits_rows
-from forerun.models.base import TargetModel
+from forerun.models.base import ModelOutput, TargetModel
 from forerun.plan import (
     DraftRequest,
     RequestDraft,
@@ -59,13 +59,18 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run the plan; see Runner.execute."""
-        hidden_states = self._forward(build_batch(plan, kv_block_size=self._kv_store.kv_block_size))
         rows = select_logits_rows(plan.requests)
+        batch = build_batch(plan, kv_block_size=self._kv_store.kv_block_size)
+        output = self._forward(batch, _join(rows, self._max_logits_rows))
+        hidden_states = output.hidden_states
         results = [RequestResult(request_id=r.request_id) for r in plan.requests]
         for chunk in _split_by_rows(rows, self._max_logits_rows):
             requests = [plan.requests[index] for index in chunk]
-            selected = _select_rows(hidden_states, [rows[index] for index in chunk])
-            logits = self._model.compute_logits(selected)
+            # Logits that came with the step are those of all rows that need any.
+            logits = output.logits
+            if logits is None:
+                selected = _select_rows(hidden_states, [rows[index] for index in chunk])
+                logits = self._model.compute_logits(selected)
             draft_probs = [self._find_draft_probs(request) for request in requests]
             verified = self._verifier.verify(logits, requests, draft_probs)
             for index, result in zip(chunk, verified, strict=True):
@@ -102,7 +107,7 @@ class ModelRunner:
         for request_id in request_ids:
             self._draft_probs.pop(request_id, None)
 
-    def _forward(self, batch: StepBatch) -> Tensor:
+    def _forward(self, batch: StepBatch, logits_rows: range) -> ModelOutput:
         token_ids = self._to_device(batch.token_ids)
         positions = self._to_device(batch.positions)
         metadata = self._backend.prepare(batch.attention, self._kv_store)
@@ -110,10 +115,10 @@ class ModelRunner:
             backend=self._backend, kv_store=self._kv_store, metadata=metadata
         )
         taps = self._drafter.capabilities.target_layer_ids
-        output = self._model.forward(token_ids, positions, attention, taps)
+        output = self._model.forward(token_ids, positions, attention, taps, logits_rows)
         if output.aux_hidden_states is not None:
             self._drafter.ingest(output.aux_hidden_states, token_ids, positions, attention)
-        return output.hidden_states
+        return output
 
     def _find_draft_probs(self, request: ScheduledRequest) -> Tensor | None:
         """Return the q of the admitted drafts, or None when they are deterministic."""
@@ -155,11 +160,20 @@ class ModelRunner:
         return torch.from_numpy(values).to(self._device)
 
 
+def _join(spans: Sequence[range], limit: int) -> range:
+    """Return the rows of all spans if they are neighbours and within the limit, else none."""
+    wanted = [span for span in spans if span]
+    if not wanted:
+        return range(0)
+    whole = range(wanted[0].start, wanted[-1].stop)
+    return whole if sum(map(len, wanted)) == len(whole) <= limit else range(0)
+
+
 def _select_rows(hidden_states: Tensor, spans: Sequence[range]) -> Tensor:
     """Return the rows of some spans; neighbouring ones, as in most steps, as a view."""
-    first, last = spans[0].start, spans[-1].stop
-    if sum(len(span) for span in spans) == last - first:
-        return hidden_states[first:last]
+    whole = _join(spans, len(hidden_states))
+    if whole:
+        return hidden_states[whole.start : whole.stop]
     rows = torch.tensor([row for span in spans for row in span], device=hidden_states.device)
     return hidden_states[rows]
 

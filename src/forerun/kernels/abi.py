@@ -226,8 +226,8 @@ class ForwardParams(ctypes.Structure):
 
     _fields_ = [
         *_fields(c_void_p, "segment embedding token_ids"),
-        *_fields(c_void_p, "weights attention keys values cosines sines attended"),
-        *_fields(c_int64, "num_layers num_positions"),
+        *_fields(c_void_p, "weights attention keys values cosines sines attended head logits"),
+        *_fields(c_int64, "first_logits_row num_logits_rows num_layers num_positions"),
         ("embed_scale", c_double),
     ]
 

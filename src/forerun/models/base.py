@@ -21,6 +21,7 @@ class ModelOutput:
 
     hidden_states: Tensor  # [num_tokens, hidden_size], after the final norm
     aux_hidden_states: Tensor | None  # [num_tokens, num_taps, hidden_size], residual stream
+    logits: Tensor | None = None  # [len(logits_rows), vocab_size] float32, if they came for free
 
 
 class TargetModel(Protocol):
@@ -34,8 +35,12 @@ class TargetModel(Protocol):
         positions: Tensor,  # [num_tokens] int64
         attention: AttentionContext,
         target_layer_ids: Sequence[int] = (),
+        logits_rows: range = range(0),
     ) -> ModelOutput:
-        """Run all layers. Taps follow style.md: id k is layer k's output, -1 the embeddings."""
+        """Run all layers. Taps follow style.md: id k is layer k's output, -1 the embeddings.
+
+        Logits of `logits_rows` are wanted next: a model may compute them along the way.
+        """
         ...
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from forerun.models.hf_config import read_common_fields, read_rope
 from forerun.models.layer import DecoderLayer, WeightSlot
 from forerun.models.segments import Segments
 from forerun.models.spec import Fields, LayerSpec, ModelSpec
-from forerun.models.whole_step import WholeStep
+from forerun.models.whole_step import Tables, WholeStep
 
 
 class Taps:
@@ -116,15 +116,16 @@ class DecoderModel(nn.Module):
         positions: Tensor,
         attention: AttentionContext,
         target_layer_ids: Sequence[int] = (),
+        logits_rows: range = range(0),
     ) -> ModelOutput:
         """Run all layers; see TargetModel.forward."""
         self._check_taps(target_layer_ids)
         few = self.plain_from is None or len(token_ids) < self.plain_from
         is_native = self.segments is not None and few
         if is_native and self.whole_step is not None and not target_layer_ids:
-            hidden_states = self.whole_step.run(token_ids, positions, attention)
-            if hidden_states is not None:
-                return ModelOutput(hidden_states, None)
+            output = self.whole_step.run(token_ids, positions, attention, logits_rows)
+            if output is not None:
+                return output
         residual = self.embed(token_ids)
         rotations = [rope(positions, residual.dtype) for rope in self.ropes]
         taps = Taps(residual, target_layer_ids)
@@ -181,7 +182,8 @@ class DecoderModel(nn.Module):
         self.segments = Segments.build(self.layers, self.norm)
         if self.segments is not None:
             ropes = cast("Sequence[Rotary]", self.ropes)
-            self.whole_step = WholeStep(self.segments, self.embed, ropes, self.rope_index)
+            tables = Tables(self.embed, self.head)
+            self.whole_step = WholeStep(self.segments, tables, ropes, self.rope_index)
 
     @property
     def plain_from(self) -> int | None:

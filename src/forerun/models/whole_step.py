@@ -1,4 +1,4 @@
-"""A whole step in one native call: embedding, all layers, final norm.
+"""A whole step in one native call: embedding, all layers, final norm, head.
 
 For steps without taps whose attention is native too. What does not change from step to step is
 described once; scratch memory is kept. Segments and native attention compute the same bits one by
@@ -24,11 +24,14 @@ from forerun.kernels.abi import (
     UNKNOWN_POSITION,
     UNKNOWN_TOKEN,
     ForwardParams,
+    PackedWeight,
     SegmentParams,
 )
-from forerun.kernels.packed import PackedWeight
-from forerun.layers.embedding import Embedding
+from forerun.kernels.packed import PackedWeight as Packed
+from forerun.layers.embedding import Embedding, Head
+from forerun.layers.linear import Linear
 from forerun.layers.rotary import Rotary, Rotation
+from forerun.models.base import ModelOutput
 from forerun.models.segments import Segments, find_angles
 
 # Scratch memory grows by doubling from this many rows.
@@ -43,18 +46,26 @@ class _Pool:
     arrays: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What surrounds the layers."""
+
+    embed: Embedding
+    head: Head
+
+
 class WholeStep:
     """The calls of one model. Holds scratch memory; one thread at a time."""
 
     def __init__(
         self,
         segments: Segments,
-        embed: Embedding,
+        tables: Tables,
         ropes: Sequence[Rotary],
         rope_index: Sequence[int],
     ) -> None:
         self._segments = segments
-        self._embed = embed
+        self._embed = embed = tables.embed
         self._ropes = ropes
         self._rope_index = rope_index
         self._dtype = embed.table.dtype
@@ -80,17 +91,22 @@ class WholeStep:
             num_layers=len(self._layers),
             embed_scale=1.0 if embed.scale is None else embed.scale,
         )
-        packed = embed.table.packed
-        self._embedding = packed.describe(None) if isinstance(packed, PackedWeight) else None
+        self._embedding = _describe_table(embed.table)
         if self._embedding is not None:
             self._params.embedding = ctypes.addressof(self._embedding)
+        # A cap on logits is applied outside.
+        self._head = None if tables.head.softcap else _describe_table(tables.head.table)
         self._angles: dict[str, Any] = {}
         self._cover_positions(0)
 
     def run(
-        self, token_ids: Tensor, positions: Tensor, attention: AttentionContext
-    ) -> Tensor | None:
-        """Return the final-normed rows [T, hidden_size]; None: attention is not native.
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attention: AttentionContext,
+        logits_rows: range,
+    ) -> ModelOutput | None:
+        """Return what TargetModel.forward does; None: attention is not native.
 
         Raises IndexError for a token id beyond the vocabulary.
         """
@@ -111,8 +127,21 @@ class WholeStep:
         if self._embedding is None:
             rows = self._embed(token_ids)
             segment.residual = rows.data_ptr()
+        logits = self._expect_logits(logits_rows)
         self._call(positions)
-        return normed
+        return ModelOutput(normed, None, logits)
+
+    def _expect_logits(self, rows: range) -> Tensor | None:
+        """Return the memory of the logits that the call will compute, if any."""
+        params, head = self._params, self._head
+        if head is None or not rows:
+            params.head = None
+            return None
+        logits = torch.empty(len(rows), head.out_features)
+        params.head = ctypes.addressof(head)
+        params.logits = logits.data_ptr()
+        params.first_logits_row, params.num_logits_rows = rows.start, len(rows)
+        return logits
 
     def _call(self, positions: Tensor) -> None:
         answer = self._segments.kernels.forward(ctypes.byref(self._params))
@@ -201,6 +230,12 @@ class WholeStep:
         }
         for name in ("cosines", "sines"):
             setattr(self._params, name, ctypes.addressof(self._angles[name]))
+
+
+def _describe_table(table: Linear) -> PackedWeight | None:
+    """Return the kernels' view of an embedding or head; None: they cannot read it."""
+    packed = table.packed
+    return packed.describe(table.packed_bias) if isinstance(packed, Packed) else None
 
 
 def _list_pointers(addresses: Sequence[int]) -> Any:

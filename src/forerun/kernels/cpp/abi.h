@@ -124,8 +124,8 @@ struct SegmentParams {
   int64_t num_rows, dtype, num_threads;
 };
 
-// All layers of one step: embedding, segment, attention, segment, ..., segment. Pointers of `segment`
-// and of the attention calls that differ between layers come from the lists.
+// All layers of one step: embedding, segment, attention, segment, ..., segment, head. Pointers of
+// `segment` and of the attention calls that differ between layers come from the lists.
 struct ForwardParams {
   const SegmentParams *segment;
   const PackedWeight *embedding;  // null: the residual stream holds the rows
@@ -135,7 +135,10 @@ struct ForwardParams {
   void *const *keys, *const *values;        // [num_layers]
   const void *const *cosines, *const *sines;  // [num_layers]
   void *attended;  // [num_rows, o.in_features] scratch
-  int64_t num_layers, num_positions;  // rows of cosines and sines
+  const PackedWeight *head;  // null: no logits are wanted
+  float *logits;             // [num_logits_rows, head->out_features], those of the rows from
+  int64_t first_logits_row, num_logits_rows;  // first_logits_row on
+  int64_t num_layers, num_positions;  // num_positions: rows of cosines and sines
   double embed_scale;
 };
 

@@ -26,6 +26,14 @@ void embed(const ForwardParams &p, const Team &team) {
   }
 }
 
+template <class T>
+void compute_logits(const ForwardParams &p, const Team &team) {
+  const int64_t size = p.head->in_features;
+  const T *rows = static_cast<const T *>(p.segment->normed) + p.first_logits_row * size;
+  const Input<T> input{rows, size, p.num_logits_rows, p.segment->scratch};
+  multiply_into<T>(team, *p.head, input, nullptr, p.logits);
+}
+
 int64_t check_inputs(const ForwardParams &p) {
   const int64_t vocab_size = p.embedding == nullptr ? INT64_MAX : p.embedding->out_features;
   for (int64_t row = 0; row < p.segment->num_rows; row++) {
@@ -61,6 +69,7 @@ void run_layers(const ForwardParams &p) {
     }
     segment.weights = p.weights[p.num_layers];
     Segment<T>(segment, team).run();
+    if (p.head != nullptr) compute_logits<T>(p, team);
   }
 }
 
