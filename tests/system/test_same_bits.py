@@ -1,11 +1,12 @@
-"""What the rest of the batch does to a request's logits in bfloat16: nothing, or ties.
+"""What the rest of the batch does to a request's logits: nothing, or ties.
 
 With native kernels every sum has a fixed order, so logits and text are the same bits at any batch
-size, with drafts or without, greedy or seeded. In PyTorch alone the batch's shape moves logits a
-little, and every divergence must be a tie within that. The noise is measured in the same run: over
-all positions that a batch-1 and a batch-32 run share, the p99.9 of the absolute logit difference.
-Wherever batching or speculation changes a greedy token, the gap between the two tokens in the
-batch-1 logits must be within twice that.
+size, with drafts or without, greedy or seeded, with the weights as stored (int8) or dequantised.
+In PyTorch alone the shape of a batch moves logits in bfloat16 a little, and every divergence must
+be a tie within that. The noise is measured in the same run: over all positions that a batch-1 and a
+batch-32 run share, the p99.9 of the absolute logit difference. Wherever batching or speculation
+changes a greedy token, the gap between the two tokens in the batch-1 logits must be within twice
+that.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from forerun.data import build_prompt_set
 from forerun.kernels import explain_kernels, find_kernels
 
 NUM_TOKENS = 24
+MODES = ({"quantization": "exact"}, {"quantization": "int8"})
 
 
 def load_conversations() -> list[list[dict]]:
@@ -48,10 +50,12 @@ class LogitsRecorder:
 
 
 def run(
-    method: str, batch: int, temperature: float = 0.0
+    method: str, batch: int, temperature: float = 0.0, **options: object
 ) -> tuple[list[list[int]], list[list[int]], LogitsRecorder]:
     """Return (prompts, answers, logits) of one arm."""
-    llm = LLM(dtype="bfloat16", max_num_seqs=batch, speculative_config={"method": method})
+    llm = LLM(
+        dtype="bfloat16", max_num_seqs=batch, speculative_config={"method": method}, **options
+    )
     recorder = LogitsRecorder(llm)
     params = SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS, seed=5)
     completions = llm.chat(load_conversations(), params)
@@ -62,10 +66,13 @@ def run(
 @pytest.mark.network
 @pytest.mark.skipif(find_kernels() is None, reason=explain_kernels())
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_with_kernels_logits_and_text_are_the_same_bits_at_any_load(temperature: float) -> None:
-    _, alone, plain = run("none", 1, temperature)
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(mode.values()))
+def test_with_kernels_logits_and_text_are_the_same_bits_at_any_load(
+    mode: dict[str, str], temperature: float
+) -> None:
+    _, alone, plain = run("none", 1, temperature, **mode)
     for method in ("none", "ngram"):
-        _, answers, recorder = run(method, 32, temperature)
+        _, answers, recorder = run(method, 32, temperature, **mode)
         assert answers == alone
         shared = plain.rows.keys() & recorder.rows.keys()
         assert len(shared) > 100
