@@ -106,4 +106,5 @@ class Forwarder:
             num_draws=0,
         )
         plan = StepPlan(step=0, requests=[rows])
-        return self._runner._forward(build_batch(plan, kv_block_size=self._kv_block_size))
+        batch = build_batch(plan, kv_block_size=self._kv_block_size)
+        return self._runner._forward(batch, range(0)).hidden_states
