@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from forerun.doctor.report import Fact, Problem, Section
+from forerun.kernels import find_kernels
+from forerun.kernels.loader import VARIANTS
 from forerun.kernels.packed import PackedWeight
 from forerun.layers.linear import Linear, WeightOptions, pack_linears
 
@@ -22,7 +24,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeState:
-    """What PyTorch says, and the choices that follow; `linear` has one per weight type."""
+    """What PyTorch says, and the choices that follow; `linear` has one per kind of weights."""
 
     has_gpu: bool
     capability: str
@@ -48,7 +50,16 @@ def describe_linear() -> dict[str, Choice]:
         if not pack_linears([linear]):
             linear.pack_for_onednn()
         choices[str(dtype).removeprefix("torch.")] = _describe_packing(linear)
+    choices["quantised"] = _describe_quantised()
     return choices
+
+
+def _describe_quantised() -> Choice:
+    kernels = find_kernels()
+    if kernels is None:
+        return Choice("exact", "no native kernels; quantised weights are dequantised at load")
+    unit = "VNNI" if "avx512_vnni" in VARIANTS[kernels.variant] else "16-bit products, no VNNI"
+    return Choice("int8", f"{kernels.variant} kernels, {unit}; weights stay as stored")
 
 
 def _describe_packing(linear: Linear) -> Choice:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,16 +73,29 @@ def test_a_gpu_takes_the_reference_backend() -> None:
     assert "GPU" in choice.reason
 
 
-def test_linear_layers_are_described_for_both_weight_types() -> None:
+def test_linear_layers_are_described_for_all_kinds_of_weights() -> None:
     choices = describe_linear()
-    assert set(choices) == {"bfloat16", "float32"}
-    assert {choice.name for choice in choices.values()} <= {"native", "onednn", "pytorch"}
+    assert set(choices) == {"bfloat16", "float32", "quantised"}
     assert all(choice.reason for choice in choices.values())
+    quantised = choices.pop("quantised")
+    assert quantised.name in {"int8", "exact"}
+    assert {choice.name for choice in choices.values()} <= {"native", "onednn", "pytorch"}
+
+
+@pytest.mark.parametrize(("variant", "unit"), [("avx512vnni", "VNNI;"), ("avx2", "no VNNI")])
+def test_quantised_weights_are_multiplied_by_what_the_object_has(
+    variant: str, unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = SimpleNamespace(variant=variant)
+    monkeypatch.setattr("forerun.doctor.compute.find_kernels", lambda: kernels)
+    assert unit in describe_linear()["quantised"].reason
 
 
 def test_without_kernels_and_onednn_linear_layers_are_pytorch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("forerun.kernels.packed.find_kernels", lambda: None)
+    for module in ("kernels.packed", "doctor.compute"):
+        monkeypatch.setattr(f"forerun.{module}.find_kernels", lambda: None)
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    assert {choice.name for choice in describe_linear().values()} == {"pytorch"}
+    choices = {name: choice.name for name, choice in describe_linear().items()}
+    assert choices == {"bfloat16": "pytorch", "float32": "pytorch", "quantised": "exact"}
