@@ -17,7 +17,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from forerun.bench.client.endpoint import Endpoint, reset_prefix_cache, resolve_endpoint
+from forerun.bench.client.endpoint import (
+    Endpoint,
+    read_server_info,
+    reset_prefix_cache,
+    resolve_endpoint,
+)
 from forerun.bench.client.load import Load, LoadGenerator
 from forerun.bench.options import BenchConfig
 from forerun.bench.records import RecordFile, RequestRecord
@@ -57,7 +62,7 @@ def measure(config: BenchConfig, watcher: Watcher, extra: dict[str, Any] | None 
         watcher.note("warming up")
         warmups = build_warmup_rows(rows, config.num_warmups)
         _run_load(config, endpoint, warmups, lambda _: None, is_paced=False)
-    extra = dict(extra or {})
+    extra = dict(extra or {}) | {"server_info": read_server_info(endpoint)}
     if config.reset_prefix_cache:
         extra["prefix_cache_reset"] = reset_prefix_cache(endpoint)
     facts = RunFacts(

@@ -21,12 +21,14 @@ class StubServer:
         refused_fields: tuple[str, ...] = (),
         fails_after: int | None = None,
         can_reset: bool = False,
+        server_info: bytes | None = None,
     ) -> None:
         self.models = ["m"] if models is None else models
         self.models_status = models_status
         self.refused_fields = refused_fields
         self.fails_after = fails_after
         self.can_reset = can_reset
+        self.server_info = server_info
         self.bodies: list[dict[str, Any]] = []
         self.paths: list[str] = []
         self.headers: list[dict[str, str]] = []
@@ -62,6 +64,10 @@ class StubServer:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
+                if self.path == "/server_info":
+                    info = stub.server_info
+                    self._reply(404 if info is None else 200, info or b"{}")
+                    return
                 listing = {"data": [{"id": name} for name in stub.models]}
                 self._reply(stub.models_status, json.dumps(listing).encode())
 

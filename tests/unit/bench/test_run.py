@@ -52,6 +52,18 @@ def test_warm_ups_are_sent_and_not_counted() -> None:
     assert server.paths.index("/reset_prefix_cache") == 4
 
 
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [(b'{"quantization": "int8"}', {"quantization": "int8"}), (None, None), (b"no JSON", None)],
+)
+def test_the_result_says_what_the_server_said_of_itself(
+    told: bytes | None, kept: dict[str, str] | None
+) -> None:
+    with StubServer(server_info=told) as server:
+        outcome = measure(make_config(server, num_prompts=1), make_watcher())
+    assert outcome.result["sd_server_info"] == kept
+
+
 def test_an_interrupt_keeps_what_had_finished(tmp_path: Path) -> None:
     def interrupt(done: int, _total: int) -> None:
         if done == 3:

@@ -87,6 +87,17 @@ def reset_prefix_cache(endpoint: Endpoint) -> bool:
     return reply.is_success
 
 
+def read_server_info(endpoint: Endpoint) -> dict[str, Any] | None:
+    """Return what a Forerun server says of its configuration; None from any other server."""
+    url = f"{endpoint.base_url}/server_info"
+    try:
+        reply = httpx.get(url, headers=endpoint.headers, timeout=_CONTROL_TIMEOUT_S)
+        info = reply.json() if reply.is_success else None
+    except (httpx.HTTPError, ValueError):
+        return None
+    return info if isinstance(info, dict) else None
+
+
 def _resolve_backend(config: BenchConfig, rows: list[Row]) -> str:
     needed = "openai-chat" if rows[0].is_chat else "openai"
     if any(row.is_chat != rows[0].is_chat for row in rows):
