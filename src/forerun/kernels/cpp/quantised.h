@@ -29,8 +29,8 @@ constexpr int64_t kRowTile = 64;
 // How far ahead of its use a weight is fetched into the second-level cache.
 constexpr int64_t kQuantisedAheadBytes = 8192;
 
-// Below this, 127 / x would be infinite.
-constexpr float kSmallestRow = 1e-30f;
+// Below this, 127 / x would be infinite; above, x is.
+constexpr float kSmallestRow = 1e-30f, kLargestRow = 3.4028235e38f;
 
 inline Ints round_to_ints(Floats x) {
 #if defined(__AVX512F__)
@@ -61,7 +61,7 @@ inline int32_t add_up(Ints x) {
 #endif
 }
 
-// 32 numbers of a row. What is not finite leads to a result that is not, and to nothing worse.
+// 32 numbers of a row. A group that is not finite has a scale that is not, and no codes.
 template <class T>
 inline void quantise_group(const T *x, RowGroup &to) {
   constexpr int kParts = kGroupSize / kLanes;
@@ -74,10 +74,11 @@ inline void quantise_group(const T *x, RowGroup &to) {
     largest = bits > largest ? bits : largest;
   }
   const float amax = find_largest(largest);
-  const float inverse = amax > kSmallestRow ? 127.0f / amax : 0.0f;
+  const bool has_codes = amax > kSmallestRow && amax <= kLargestRow;
+  const float inverse = has_codes ? 127.0f / amax : 0.0f;
   int32_t sums[2] = {};
   for (int i = 0; i < kParts; i++) {
-    const Ints codes = round_to_ints(numbers[i] * inverse);
+    const Ints codes = has_codes ? round_to_ints(numbers[i] * inverse) : Ints{};
     sums[i * 2 / kParts] += add_up(codes);
     write(reinterpret_cast<char *>(to.codes) + i * kLanes, __builtin_convertvector(codes, Bytes));
   }
