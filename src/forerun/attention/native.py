@@ -25,6 +25,9 @@ from forerun.cache.kv_store import KVStore
 from forerun.kernels import Kernels
 from forerun.kernels.abi import DTYPE_CODES, AttentionParams
 
+# Beyond, sums of products of int8 and int16 could leave int32.
+MAX_INT8_HEAD_DIM = 512
+
 
 @dataclass(slots=True)
 class LayerPlan:
@@ -91,6 +94,9 @@ class NativeBackend:
         params = plan.params
         params.keys = kv_store.keys[layer.index].data_ptr()
         params.values = kv_store.values[layer.index].data_ptr()
+        if kv_store.is_quantised:
+            params.key_scales = kv_store.key_scales[layer.index].data_ptr()
+            params.value_scales = kv_store.value_scales[layer.index].data_ptr()
         params.output = output.data_ptr()
         self._kernels.attention(plan.pointer)
         return output
@@ -131,7 +137,7 @@ class NativeBackend:
         """Return the call for layers like this one; None: the kernel cannot compute them."""
         if not _is_supported(query, layer, kv_store):
             return None
-        params, arrays = build_params(metadata.blocks, layer, kv_store)
+        params, arrays = build_params(metadata.blocks, layer, kv_store, query.dtype)
         num_floats = self._kernels.attention_workspace(byref(params))
         if len(self._workspace) < num_floats:
             self._workspace = torch.empty(num_floats)
@@ -153,12 +159,13 @@ class NativeBackend:
 
 
 def _is_supported(query: Tensor, layer: AttentionLayer, kv_store: KVStore) -> bool:
-    """Whether the kernel can read this layer: CPU, known type, rows of whole 4-byte units."""
+    """Whether the kernel can read this layer: CPU, known types, rows of whole 4-byte units."""
     pool = kv_store.keys[layer.index]
     return (
         pool.is_cpu
         and query.is_cpu
-        and query.dtype == pool.dtype
+        and (query.dtype == pool.dtype or kv_store.is_quantised)
+        and (layer.head_dim <= MAX_INT8_HEAD_DIM or not kv_store.is_quantised)
         and query.dtype in DTYPE_CODES
         and layer.head_dim * query.itemsize % 4 == 0
         and (layer.window is None or layer.window > 0)

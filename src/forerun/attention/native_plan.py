@@ -73,9 +73,12 @@ class RowBlocks:
 
 
 def build_params(
-    blocks: RowBlocks, layer: AttentionLayer, kv_store: KVStore
+    blocks: RowBlocks, layer: AttentionLayer, kv_store: KVStore, dtype: torch.dtype
 ) -> tuple[AttentionParams, tuple[np.ndarray, ...]]:
-    """Cut the visible positions of each block into chunks; pointers to tensors stay open."""
+    """Cut the visible positions of each block into chunks; pointers to tensors stay open.
+
+    `dtype` is that of the rows; the pool's is the same, or int8.
+    """
     first = np.zeros_like(blocks.contexts)
     if layer.window is not None:
         unseen = np.maximum(blocks.contexts - layer.window + 1, 0)
@@ -97,6 +100,7 @@ def build_params(
     }
     params = AttentionParams(
         **{name: array.ctypes.data for name, array in arrays.items()},
+        num_rows=len(blocks.slots),
         num_blocks=len(ends),
         num_shared=blocks.num_shared,
         max_private_chunks=int(num_chunks[blocks.num_shared :].max(initial=0)),
@@ -109,7 +113,7 @@ def build_params(
         chunk_size=CHUNK_SIZE,
         window=layer.window or 0,
         causal=layer.causal,
-        dtype=DTYPE_CODES[kv_store.keys[layer.index].dtype],
+        dtype=DTYPE_CODES[dtype],
         num_threads=torch.get_num_threads(),
         scale=layer.scale,
     )

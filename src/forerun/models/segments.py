@@ -137,6 +137,10 @@ class StepSegments:
             "cosines": [angles[id(rotation)][0] for rotation in rotations],
             "sines": [angles[id(rotation)][1] for rotation in rotations],
         }
+        if kv_store.is_quantised:
+            for name in ("key_scales", "value_scales"):
+                scales = getattr(kv_store, name)
+                lists[name] = [scales[layer.index].data_ptr() for layer in layers]
         arrays = {name: (ctypes.c_void_p * len(given))(*given) for name, given in lists.items()}
         first = layers[0]
         attended = self.normed.new_empty(len(self.normed), first.num_heads * first.head_dim)
