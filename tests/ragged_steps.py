@@ -2,7 +2,8 @@
 
 `RaggedStep` draws requests given as (context length, rows) and lays them out over shuffled blocks;
 with `num_shared` every request's first blocks are the first request's. Slots that no request may
-read hold NaN, so that reading one shows. Results are compared with attention computed row by row.
+read hold NaN (of an int8 pool: NaN scales), so that reading one shows. Results are compared with
+attention computed row by row, over the rows as the pool holds them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from forerun.attention.base import AttentionBackend, AttentionBatch, AttentionLayer
+from forerun.attention.quantised_rows import quantise_rows
 from forerun.cache.kv_store import KVLayerShape, KVStore
 
 
@@ -39,8 +41,17 @@ def make_layer(
     )
 
 
+def list_pools(store: KVStore, index: int) -> list[tuple[Tensor, ...]]:
+    """Return the tensors of one layer's keys and of its values: numbers, then scales if any."""
+    keys, values = [store.keys, store.key_scales], [store.values, store.value_scales]
+    return [tuple(pools[index] for pools in kind if pools) for kind in (keys, values)]
+
+
 class RaggedStep:
-    """One step; `keys` and `values` [length, num_kv_heads, head_dim] per request, of one dtype."""
+    """One step; `keys` and `values` [length, num_kv_heads, head_dim] per request, of one dtype.
+
+    The pool is of that type too, unless `kv_dtype` is another.
+    """
 
     def __init__(
         self,
@@ -49,11 +60,12 @@ class RaggedStep:
         *,
         kv_block_size: int = 16,
         dtype: torch.dtype = torch.float32,
+        kv_dtype: torch.dtype | None = None,
         num_shared: int = 0,
         seed: int = 0,
     ) -> None:
         self.requests, self.layer, self.kv_block_size = list(requests), layer, kv_block_size
-        self.dtype = dtype
+        self.dtype, self.kv_dtype = dtype, kv_dtype or dtype
         self._generator = torch.Generator().manual_seed(seed)
         lengths = [context + rows for context, rows in self.requests]
         counts = [-(-length // kv_block_size) for length in lengths]
@@ -78,6 +90,7 @@ class RaggedStep:
             self.layer,
             kv_block_size=self.kv_block_size,
             dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
             seed=index,
         )
         alone.keys, alone.values = [self.keys[index]], [self.values[index]]
@@ -116,16 +129,30 @@ class RaggedStep:
             [shape] * (layer.index + 1),
             num_blocks=self.num_blocks,
             kv_block_size=self.kv_block_size,
-            dtype=self.dtype,
+            dtype=self.kv_dtype,
             device="cpu",
         )
-        pools = (store.keys[layer.index], store.values[layer.index])
-        for pool, contexts in zip(pools, (self.keys, self.values), strict=True):
-            pool.fill_(unused)
+        for pools, contexts in zip(list_pools(store, layer.index), self.contexts(), strict=True):
+            for pool in pools:
+                pool.fill_(unused if pool.is_floating_point() or unused == 0 else 127)
             for index, (context, _) in enumerate(self.requests):
                 block, offset = np.divmod(self.slots(index, 0, context), self.kv_block_size)
-                pool[block, :, offset] = contexts[index][:context]
+                rows = contexts[index][:context]
+                parts = quantise_rows(rows) if store.is_quantised else (rows,)
+                for pool, part in zip(pools, parts, strict=True):
+                    pool[block, :, offset] = part
         return store
+
+    def contexts(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return keys and values."""
+        return self.keys, self.values
+
+    def read_back(self, rows: Tensor) -> Tensor:
+        """Return rows as the pool holds them, in float64."""
+        if self.kv_dtype != torch.int8:
+            return rows.double()
+        numbers, scales = quantise_rows(rows)
+        return numbers.double() * scales.double()[..., None]
 
     def new_rows(self) -> tuple[Tensor, Tensor]:
         """Return this step's keys and values, all requests together."""
@@ -151,15 +178,17 @@ class RaggedStep:
         layer, rows = self.layer, []
         group_size = layer.num_heads // layer.num_kv_heads
         for index, (context, count) in enumerate(self.requests):
+            keys, values = (
+                self.read_back(whole[index]).repeat_interleave(group_size, 1)
+                for whole in self.contexts()
+            )
             for position in range(context, context + count):
                 first = 0 if layer.window is None else position - layer.window + 1
                 last = position if layer.causal else context + count - 1
                 seen = slice(max(first, 0), last + 1)
-                keys = self.keys[index][seen].double().repeat_interleave(group_size, 1)
-                values = self.values[index][seen].double().repeat_interleave(group_size, 1)
                 query = self.query[len(rows)].double()
-                scores = torch.einsum("hd,khd->hk", query, keys) * layer.scale
-                rows.append(torch.einsum("hk,khd->hd", scores.softmax(-1), values).flatten())
+                scores = torch.einsum("hd,khd->hk", query, keys[seen]) * layer.scale
+                rows.append(torch.einsum("hk,khd->hd", scores.softmax(-1), values[seen]).flatten())
         return torch.stack(rows).float()
 
     def _share(self, index: int, num_shared: int) -> None:

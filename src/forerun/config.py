@@ -20,6 +20,7 @@ REJECTION_METHODS = ("standard", "coupled")
 DTYPES = ("auto", "bfloat16", "float32")
 QUANTIZATIONS = ("auto", "int8", "exact", "q8_0")
 ATTENTION_BACKENDS = ("auto", "native", "torch_ref")
+KV_CACHE_DTYPES = ("auto", "int8")
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
@@ -63,10 +64,14 @@ class CacheConfig:
     """The paged KV pool; its size is fixed at start."""
 
     kv_cache_memory: str | None = _option(None, "size of the KV pool, such as 512M or 2G")
+    kv_cache_dtype: str = _option(
+        "auto", "type of the KV pool: auto (the model's) or int8 (half the bytes of bfloat16)"
+    )
     kv_block_size: int = _option(16, "tokens per KV block")
     enable_prefix_caching: bool = _option(True, "reuse the K/V of shared prefixes")
 
     def __post_init__(self) -> None:
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _check_positive("kv_block_size", self.kv_block_size)
         if self.kv_cache_memory is not None:
             parse_bytes("kv_cache_memory", self.kv_cache_memory)

@@ -24,6 +24,9 @@ from forerun.cache.kv_store import KVStore
 from forerun.kernels import Kernels
 from forerun.kernels.abi import DTYPE_CODES, AttentionParams
 
+# Beyond, sums of products of int8 and int16 could leave int32.
+MAX_INT8_HEAD_DIM = 512
+
 
 @dataclass(slots=True)
 class LayerPlan:
@@ -94,6 +97,9 @@ class NativeBackend:
         params = plan.params
         params.keys = kv_store.keys[layer.index].data_ptr()
         params.values = kv_store.values[layer.index].data_ptr()
+        if kv_store.is_quantised:
+            params.key_scales = kv_store.key_scales[layer.index].data_ptr()
+            params.value_scales = kv_store.value_scales[layer.index].data_ptr()
         params.output = output.data_ptr()
         self._kernels.attention(plan.pointer)
         return output
@@ -142,7 +148,8 @@ def _is_supported(layer: AttentionLayer, kv_store: KVStore, dtype: torch.dtype) 
     pool = kv_store.keys[layer.index]
     return (
         pool.is_cpu
-        and dtype == pool.dtype
+        and (dtype == pool.dtype or kv_store.is_quantised)
+        and (layer.head_dim <= MAX_INT8_HEAD_DIM or not kv_store.is_quantised)
         and dtype in DTYPE_CODES
         and layer.head_dim * dtype.itemsize % 4 == 0
         and (layer.window is None or layer.window > 0)

@@ -46,6 +46,7 @@ class StepRows:
         query_start, contexts, tables, slots = self._addresses
         params = AttentionParams(
             slots=slots,
+            num_rows=len(self.slots),
             table_width=self.tables.shape[1],
             num_heads=layer.num_heads,
             num_kv_heads=layer.num_kv_heads,

@@ -2,7 +2,8 @@
 
 K/V blocks are gathered by whole (block, head) runs into reused buffers: fresh memory of that size
 costs more in page faults than the arithmetic. Products accumulate in float32; scores are rounded to
-the model's type. torch_plan.py decides what is computed together.
+the model's type. torch_plan.py decides what is computed together. Rows of an int8 pool are
+quantised when written and become the model's type again when gathered.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from forerun.attention.base import AttentionBatch, AttentionCapabilities, AttentionLayer
+from forerun.attention.quantised_rows import dequantise_rows, quantise_rows
 from forerun.attention.torch_plan import Bucket, LayerPlan, Piece, PlanBuilder
 from forerun.cache.kv_store import KVStore
 
@@ -57,6 +59,32 @@ class _Scratch:
         return buffer[:size].view(shape)
 
 
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """Keys or values of one layer."""
+
+    numbers: Tensor  # [num_blocks, num_kv_heads, kv_block_size, head_dim]
+    scales: Tensor | None  # [num_blocks, num_kv_heads, kv_block_size] of an int8 pool
+
+    def clear(self, blocks: Tensor) -> None:
+        """Zero these blocks."""
+        self.numbers.index_fill_(0, blocks, 0)
+        if self.scales is not None:
+            self.scales.index_fill_(0, blocks, 0)
+
+    def write(self, slot_index: Tensor, rows: Tensor) -> Tensor:
+        """Write rows [num_tokens, num_kv_heads, head_dim]; return them as they read back."""
+        numbers, read_back = rows, rows
+        if self.scales is not None:
+            numbers, scales = quantise_rows(rows)
+            read_back = dequantise_rows(numbers, scales, rows.dtype)
+            self.scales.view(-1).index_copy_(0, slot_index, scales.view(-1))
+        head_dim = self.numbers.shape[3]
+        flat = self.numbers.view(-1, head_dim)
+        flat.index_copy_(0, slot_index, numbers.reshape(-1, head_dim))
+        return read_back
+
+
 class TorchRefBackend:
     """AttentionBackend in PyTorch. Holds scratch memory only."""
 
@@ -81,15 +109,14 @@ class TorchRefBackend:
         metadata: TorchRefMetadata,
     ) -> Tensor:
         """Write K/V, attend, and return the heads' outputs side by side."""
-        keys, values = kv_store.keys[layer.index], kv_store.values[layer.index]
+        keys, values = _find_pools(kv_store, layer.index)
         slot_index = metadata.find_slot_index(layer.num_kv_heads)
-        for pool, rows in ((keys, key), (values, value)):
-            if metadata.fresh_blocks is not None:
-                # Slots past the last written one are read under a mask; what an earlier owner left
-                # there must at least be finite, for 0 * NaN is NaN.
-                pool.index_fill_(0, metadata.fresh_blocks, 0)
-            flat = pool.view(-1, layer.head_dim)
-            flat.index_copy_(0, slot_index, rows.reshape(-1, layer.head_dim))
+        if metadata.fresh_blocks is not None:
+            # Slots past the last written one are read under a mask; what an earlier owner left
+            # there must at least be finite, for 0 * NaN is NaN.
+            keys.clear(metadata.fresh_blocks)
+            values.clear(metadata.fresh_blocks)
+        key, value = keys.write(slot_index, key), values.write(slot_index, value)
         plan = metadata.find_plan(layer, query.dtype)
         output = self._attend_buckets(query, keys, values, layer, plan)
         for piece in plan.pieces:
@@ -99,7 +126,7 @@ class TorchRefBackend:
         return output.view(len(query), -1)
 
     def _attend_buckets(
-        self, query: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, plan: LayerPlan
+        self, query: Tensor, keys: _Pool, values: _Pool, layer: AttentionLayer, plan: LayerPlan
     ) -> Tensor:  # [num_tokens, num_heads, head_dim]
         """Compute all few-row requests; rows of others are left arbitrary."""
         if not plan.buckets:
@@ -116,34 +143,39 @@ class TorchRefBackend:
         return joined.view(-1, layer.head_dim)[plan.result_index].view(scaled.shape)
 
     def _attend_bucket(
-        self, query: Tensor, keys: Tensor, values: Tensor, bucket: Bucket, result: Tensor
+        self, query: Tensor, keys: _Pool, values: _Pool, bucket: Bucket, result: Tensor
     ) -> None:
         """Write softmax(q K^T + mask) V, in the order [N, Hkv, R, G, D], to flat `result`."""
         num_reqs, num_rows = bucket.num_reqs, bucket.num_rows
-        num_kv_heads, head_dim = keys.shape[1], keys.shape[3]
+        num_kv_heads, head_dim = keys.numbers.shape[1], keys.numbers.shape[3]
         pairs = num_reqs * num_kv_heads
         if bucket.query_index is not None:
             query = query[bucket.query_index]
         heads = query.view(num_reqs, num_rows, num_kv_heads, -1, head_dim).transpose(1, 2)
         queries = heads.reshape(pairs, -1, head_dim)
         # Keys and values pass through one buffer, one after the other: half the cache footprint.
-        context = self._gather("context", keys, bucket.gather_index, pairs)
+        context = self._gather("context", keys, bucket.gather_index, pairs, query)
         shape = (pairs, queries.shape[1], context.shape[1])
         scores = self._scratch.take("scores", shape, query)
         torch.bmm(queries, context.transpose(1, 2), out=scores)
         scores.view(num_reqs, num_kv_heads, num_rows, -1, shape[2]).add_(bucket.mask)
         probs = self._scratch.take("probs", shape, query)
         torch.softmax(scores, dim=-1, out=probs)
-        context = self._gather("context", values, bucket.gather_index, pairs)
+        context = self._gather("context", values, bucket.gather_index, pairs, query)
         torch.bmm(probs, context, out=result.view(queries.shape))
 
-    def _gather(self, name: str, pool: Tensor, index: Tensor, pairs: int) -> Tensor:
-        """Return [pairs, S, head_dim] from the pool [num_blocks, Hkv, kv_block_size, head_dim]."""
-        num_blocks, num_kv_heads, kv_block_size, head_dim = pool.shape
-        runs = pool.view(num_blocks * num_kv_heads, kv_block_size * head_dim)
-        gathered = self._scratch.take(name, (len(index), kv_block_size * head_dim), pool)
+    def _gather(self, name: str, pool: _Pool, index: Tensor, pairs: int, like: Tensor) -> Tensor:
+        """Return [pairs, S, head_dim] of the pool's rows, in the type of `like`."""
+        num_blocks, num_kv_heads, kv_block_size, head_dim = pool.numbers.shape
+        runs = pool.numbers.view(num_blocks * num_kv_heads, kv_block_size * head_dim)
+        gathered = self._scratch.take(name, (len(index), kv_block_size * head_dim), runs)
         torch.index_select(runs, 0, index, out=gathered)
-        return gathered.view(pairs, -1, head_dim)
+        numbers = gathered.view(pairs, -1, head_dim)
+        if pool.scales is None:
+            return numbers
+        scales = pool.scales.view(-1, kv_block_size)[index].view(pairs, -1)
+        rows = self._scratch.take(name, tuple(numbers.shape), like)
+        return dequantise_rows(numbers, scales, like.dtype, out=rows)
 
     def _attend_piece(
         self,
@@ -152,7 +184,7 @@ class TorchRefBackend:
         value: Tensor,
         layer: AttentionLayer,
         piece: Piece,
-        pools: tuple[Tensor, Tensor],
+        pools: tuple[_Pool, _Pool],
     ) -> Tensor:  # [rows, num_heads, head_dim]
         """Attend for some rows of one request."""
         if piece.gather_index is None:
@@ -161,7 +193,7 @@ class TorchRefBackend:
         else:
             names = ("keys", "values")
             context_keys, context_values = (
-                self._gather(name, pool, piece.gather_index, layer.num_kv_heads)
+                self._gather(name, pool, piece.gather_index, layer.num_kv_heads, query)
                 for name, pool in zip(names, pools, strict=True)
             )
         # KV heads act as the batch, and the query heads of one as its heads: K/V need no copies.
@@ -176,3 +208,13 @@ class TorchRefBackend:
             scale=layer.scale,
         )
         return result.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _find_pools(kv_store: KVStore, index: int) -> tuple[_Pool, _Pool]:
+    """Return the keys and values of one layer."""
+    if not kv_store.is_quantised:
+        return _Pool(kv_store.keys[index], None), _Pool(kv_store.values[index], None)
+    return (
+        _Pool(kv_store.keys[index], kv_store.key_scales[index]),
+        _Pool(kv_store.values[index], kv_store.value_scales[index]),
+    )

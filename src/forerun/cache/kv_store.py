@@ -2,11 +2,13 @@
 
 Layout per layer: [num_blocks, num_kv_heads, kv_block_size, head_dim], so that one (block, head)
 pair is one contiguous run of kv_block_size * head_dim numbers. Gathering a context is then an
-index_select over long rows, which costs a fraction of what token-wise gathering does.
+index_select over long rows, which costs a fraction of what token-wise gathering does. An int8 pool
+has a float32 scale per token and KV head beside it: half the bytes of bfloat16 and a little.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,30 +40,47 @@ class KVStore:
     ) -> None:
         self.num_blocks = num_blocks
         self.kv_block_size = kv_block_size
+        self.dtype = dtype
         self.layers = tuple(layers)
-        self.keys: list[Tensor] = []  # each [num_blocks, num_kv_heads, kv_block_size, head_dim]
-        self.values: list[Tensor] = []
-        for layer in layers:
-            shape = (num_blocks, layer.num_kv_heads, kv_block_size, layer.head_dim)
-            self.keys.append(_allocate(shape, dtype, device))
-            self.values.append(_allocate(shape, dtype, device))
+        rows = [(num_blocks, layer.num_kv_heads, kv_block_size) for layer in layers]
+        shapes = [(*row, layer.head_dim) for row, layer in zip(rows, layers, strict=True)]
+        # Each of keys and values is [num_blocks, num_kv_heads, kv_block_size, head_dim].
+        self.keys, self.values = _allocate(shapes, dtype, device)
+        # What the numbers of an int8 pool are multiples of, [num_blocks, num_kv_heads,
+        # kv_block_size]; empty otherwise.
+        self.key_scales, self.value_scales = _allocate(
+            rows if self.is_quantised else [], torch.float32, device
+        )
+
+    @property
+    def is_quantised(self) -> bool:
+        """Return whether numbers are int8 with scales."""
+        return self.dtype == torch.int8
 
 
-def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Return zeroed memory that is resident from the start, on huge pages where the system can.
+def _allocate(
+    shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device | str
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return two zeroed tensors of each shape, resident from the start, on huge pages if possible.
 
     NOTE: zeros, not empty: a padded read must never see NaN (0 * NaN is NaN). Huge pages, because
-    attention reads short runs all over the pool and would miss the TLB at every one.
+    attention reads short runs all over the pool and would miss the TLB at every one; one range for
+    all, because what does not fill a huge page would be left to small ones in every layer.
     """
-    pool = torch.empty(shape, dtype=dtype, device=device)
-    if pool.is_cpu:
-        advise_huge_pages(pool.data_ptr(), pool.numel() * pool.itemsize)
-    return pool.zero_()
+    sizes = [math.prod(shape) for shape in (*shapes, *shapes)]
+    whole = torch.empty(sum(sizes), dtype=dtype, device=device)
+    if whole.is_cpu:
+        advise_huge_pages(whole.data_ptr(), whole.numel() * whole.itemsize)
+    parts = whole.zero_().split(sizes)
+    pools = [part.view(shape) for part, shape in zip(parts, (*shapes, *shapes), strict=True)]
+    return pools[: len(shapes)], pools[len(shapes) :]
 
 
 def compute_block_bytes(
     layers: Sequence[KVLayerShape], *, kv_block_size: int, dtype: torch.dtype
 ) -> int:
-    """Return the bytes one block takes over all layers, keys and values."""
-    numbers = sum(2 * layer.num_kv_heads * layer.head_dim for layer in layers)
-    return numbers * kv_block_size * dtype.itemsize
+    """Return the bytes one block takes over all layers: keys, values and scales."""
+    scale_bytes = torch.float32.itemsize if dtype == torch.int8 else 0
+    return kv_block_size * sum(
+        2 * layer.num_kv_heads * (layer.head_dim * dtype.itemsize + scale_bytes) for layer in layers
+    )

@@ -66,7 +66,7 @@ def build_engine(
         layers,
         num_blocks=resolved.num_blocks,
         kv_block_size=config.cache.kv_block_size,
-        dtype=resolved.dtype,
+        dtype=resolved.kv_dtype,
         device=resolved.device,
     )
     runner = ModelRunner(
@@ -187,6 +187,7 @@ def describe_engine(
         "max_num_batched_tokens": resolved.max_num_batched_tokens,
         "max_prefill_while_decoding": resolved.max_prefill_while_decoding,
         "kv_cache": {
+            "dtype": str(resolved.kv_dtype).removeprefix("torch."),
             "bytes": resolved.kv_cache_bytes,
             "num_blocks": engine.limits.num_kv_blocks,
             "kv_block_size": engine.limits.kv_block_size,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from forerun.attention.quantised_rows import dequantise_rows, quantise_rows
 from forerun.cache.kv_store import KVLayerShape, compute_block_bytes
 from forerun.config import EngineConfig, parse_bytes
 from forerun.errors import ConfigError
@@ -30,6 +31,7 @@ class Resolved:
 
     device: torch.device
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     max_model_len: int
     max_num_batched_tokens: int
     max_prefill_while_decoding: int
@@ -44,12 +46,14 @@ def resolve(config: EngineConfig, spec: ModelSpec, layers: Sequence[KVLayerShape
     """Return the resolved choices; raises ConfigError for what cannot be had."""
     device = _resolve_device(config.model.device)
     dtype = _resolve_dtype(config.model.dtype, device)
+    kv_dtype = _resolve_kv_dtype(config.cache.kv_cache_dtype, dtype, device)
     threads = _resolve_threads(config.model.num_threads)
     rows = _resolve_rows(config, device)
-    kv_bytes, num_blocks = _resolve_blocks(config, layers, dtype)
+    kv_bytes, num_blocks = _resolve_blocks(config, layers, kv_dtype)
     return Resolved(
         device=device,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         max_model_len=_resolve_length(config.model.max_model_len, spec),
         max_num_batched_tokens=rows,
         max_prefill_while_decoding=_resolve_prefill_rows(config, device, rows),
@@ -85,6 +89,26 @@ def _resolve_dtype(name: str, device: torch.device) -> torch.dtype:
         return torch.bfloat16
     logger.info("dtype float32: this CPU has no native bfloat16")
     return torch.float32
+
+
+def _resolve_kv_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        logger.info("KV pool in %s: the model's type", str(dtype).removeprefix("torch."))
+        return dtype
+    try:
+        numbers, scales = quantise_rows(torch.tensor([0.0, 1.0, -254.0], device=device))
+        # A pool is zeroed, written and gathered; a device that lacks one of these for int8 fails.
+        pool = torch.ones(2, 3, dtype=torch.int8, device=device).zero_()
+        place = torch.ones(1, dtype=torch.int64, device=device)
+        pool.index_copy_(0, place, numbers[None])
+        dequantise_rows(pool.index_select(0, place), scales[None], dtype).tolist()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"--kv-cache-dtype int8 cannot be had on {device}: {reason} Give auto."
+        ) from error
+    logger.info("KV pool in int8: given; a scale per token and KV head")
+    return torch.int8
 
 
 def _cpu_has_bfloat16() -> bool:

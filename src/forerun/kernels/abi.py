@@ -11,7 +11,7 @@ from ctypes import c_double, c_int64, c_void_p
 
 import torch
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 ACTIVATION_CODES = {"silu": 0, "gelu_tanh": 1}
 
@@ -24,11 +24,13 @@ class AttentionParams(ctypes.Structure):
     """One layer of one step; see cpp/abi.h."""
 
     _fields_ = [
-        *_fields(c_void_p, "keys values query key value output workspace"),
+        *_fields(c_void_p, "keys values key_scales value_scales"),
+        *_fields(c_void_p, "query key value output workspace"),
         *_fields(c_void_p, "starts counts contexts ends tables slots"),
         *_fields(c_void_p, "first chunk_begin chunk_owner partial_begin"),
         *_fields(c_int64, "query_stride key_stride value_stride"),
-        *_fields(c_int64, "num_blocks num_shared max_private_chunks table_width max_count"),
+        *_fields(c_int64, "num_rows num_blocks num_shared max_private_chunks"),
+        *_fields(c_int64, "table_width max_count"),
         *_fields(c_int64, "num_heads num_kv_heads head_dim block_size chunk_size"),
         *_fields(c_int64, "window causal dtype num_threads"),
         ("scale", c_double),
@@ -226,7 +228,8 @@ class ForwardParams(ctypes.Structure):
 
     _fields_ = [
         *_fields(c_void_p, "segment embedding token_ids"),
-        *_fields(c_void_p, "weights attention keys values cosines sines attended head logits"),
+        *_fields(c_void_p, "weights attention keys values key_scales value_scales"),
+        *_fields(c_void_p, "cosines sines attended head logits"),
         *_fields(c_int64, "first_logits_row num_logits_rows num_layers num_positions"),
         ("embed_scale", c_double),
     ]

@@ -209,12 +209,16 @@ class WholeStep:
             self._pool = self._describe_pool(kv_store)
 
     def _describe_pool(self, kv_store: KVStore) -> _Pool:
+        pools = {"keys": kv_store.keys, "values": kv_store.values}
+        if kv_store.is_quantised:
+            pools |= {"key_scales": kv_store.key_scales, "value_scales": kv_store.value_scales}
         arrays = {
             name: _list_pointers([pool[layer.index].data_ptr() for layer in self._layers])
-            for name, pool in (("keys", kv_store.keys), ("values", kv_store.values))
+            for name, pool in pools.items()
         }
-        for name, array in arrays.items():
-            setattr(self._params, name, ctypes.addressof(array))
+        for name in ("keys", "values", "key_scales", "value_scales"):
+            array = arrays.get(name)
+            setattr(self._params, name, None if array is None else ctypes.addressof(array))
         return _Pool(kv_store, arrays)
 
     def _cover_positions(self, last: int) -> None:

@@ -6,6 +6,7 @@ is compared bit for bit.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -20,7 +21,8 @@ from forerun.attention.torch_ref import TorchRefBackend
 from forerun.kernels import Kernels
 from ragged_steps import RaggedStep, make_layer
 
-DTYPES = (torch.float32, torch.bfloat16)
+# Types of the model and of the pool.
+KINDS = list(itertools.product((torch.float32, torch.bfloat16), (None, torch.int8)))
 # Weights and the result are rounded to 8 bits each: one part in 256 of the largest value.
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 5.0 / 128}
 
@@ -38,7 +40,7 @@ def assert_close(result: torch.Tensor, expected: torch.Tensor, dtype: torch.dtyp
     torch.testing.assert_close(result.float(), expected, atol=TOLERANCES[dtype], rtol=0)
 
 
-@settings(fixtures_are_constant, max_examples=60)
+@settings(fixtures_are_constant, max_examples=100)
 @given(
     requests=st.lists(some_rows, min_size=1, max_size=5),
     kv_block_size=st.sampled_from([1, 4, 5, 16, 64]),
@@ -48,7 +50,7 @@ def assert_close(result: torch.Tensor, expected: torch.Tensor, dtype: torch.dtyp
     window=st.one_of(st.none(), st.integers(1, 300)),
     causal=st.booleans(),
     num_shared=st.integers(0, 3),
-    dtype=st.sampled_from(DTYPES),
+    kind=st.sampled_from(KINDS),
     seed=st.integers(0, 99),
 )
 def test_equals_the_oracle_and_never_reads_elsewhere(
@@ -61,9 +63,10 @@ def test_equals_the_oracle_and_never_reads_elsewhere(
     window: int | None,
     causal: bool,
     num_shared: int,
-    dtype: torch.dtype,
+    kind: tuple[torch.dtype, torch.dtype | None],
     seed: int,
 ) -> None:
+    dtype, kv_dtype = kind
     layer = make_layer(
         num_kv_heads=num_kv_heads,
         group_size=group_size,
@@ -76,17 +79,22 @@ def test_equals_the_oracle_and_never_reads_elsewhere(
         layer,
         kv_block_size=kv_block_size,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         num_shared=num_shared,
         seed=seed,
     )
     assert_close(step.run(NativeBackend(kernels)), step.compute_oracle(), dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_heads_of_real_models(kernels: Kernels, head_dim: int, dtype: torch.dtype) -> None:
+def test_heads_of_real_models(
+    kernels: Kernels, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None
+) -> None:
     layer = make_layer(num_kv_heads=2, group_size=4, head_dim=head_dim)
-    step = RaggedStep([(300, 1), (127, 8), (0, 3), (128, 1)], layer, dtype=dtype, seed=1)
+    step = RaggedStep(
+        [(300, 1), (127, 8), (0, 3), (128, 1)], layer, dtype=dtype, kv_dtype=kv_dtype, seed=1
+    )
     assert_close(step.run(NativeBackend(kernels)), step.compute_oracle(), dtype)
 
 
@@ -130,9 +138,16 @@ def test_only_its_own_layer_is_written(kernels: Kernels) -> None:
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_threads_do_not_change_a_bit(kernels: Kernels, dtype: torch.dtype) -> None:
-    step = RaggedStep([(400, 1), (3, 5), (129, 2), (90, 1)], make_layer(head_dim=64), dtype=dtype)
+@pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS)
+def test_threads_do_not_change_a_bit(
+    kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | None
+) -> None:
+    step = RaggedStep(
+        [(400, 1), (3, 5), (129, 2), (90, 1)],
+        make_layer(head_dim=64),
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+    )
     torch.set_num_threads(1)
     single = step.run(NativeBackend(kernels))
     torch.set_num_threads(2)
@@ -140,13 +155,13 @@ def test_threads_do_not_change_a_bit(kernels: Kernels, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS)
 def test_the_rest_of_the_batch_does_not_change_a_bit(
-    kernels: Kernels, dtype: torch.dtype, window: int | None
+    kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | None, window: int | None
 ) -> None:
     layer = make_layer(head_dim=64, group_size=3, window=window)
     requests = [(300, 1), (127, 6), (12, 1), (0, 4), (255, 17)]
-    step = RaggedStep(requests, layer, dtype=dtype, num_shared=1)
+    step = RaggedStep(requests, layer, dtype=dtype, kv_dtype=kv_dtype, num_shared=1)
     backend = NativeBackend(kernels)
     together = step.run(backend)
     for index in range(len(requests)):
@@ -155,18 +170,18 @@ def test_the_rest_of_the_batch_does_not_change_a_bit(
 
 
 @pytest.mark.parametrize("window", [None, 50, 130])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS)
 def test_a_verified_row_equals_the_same_row_decoded(
-    kernels: Kernels, dtype: torch.dtype, window: int | None
+    kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | None, window: int | None
 ) -> None:
     """With drafts or without, a position gets the same bits."""
     context, rows = 250, 9
     layer = make_layer(head_dim=64, group_size=3, window=window)
-    step = RaggedStep([(context, rows)], layer, dtype=dtype)
+    step = RaggedStep([(context, rows)], layer, dtype=dtype, kv_dtype=kv_dtype)
     backend = NativeBackend(kernels)
     verified = step.run(backend)
     for row in range(rows):
-        single = RaggedStep([(context + row, 1)], layer, dtype=dtype)
+        single = RaggedStep([(context + row, 1)], layer, dtype=dtype, kv_dtype=kv_dtype)
         single.keys, single.values = (
             [whole[0][: context + row + 1]] for whole in (step.keys, step.values)
         )
@@ -175,18 +190,18 @@ def test_a_verified_row_equals_the_same_row_decoded(
 
 
 @pytest.mark.parametrize("window", [None, 50, 130])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS)
 def test_a_row_is_the_same_in_chunks_of_any_size(
-    kernels: Kernels, dtype: torch.dtype, window: int | None
+    kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | None, window: int | None
 ) -> None:
     """Prefill whole, in chunks or after a prefix hit: a position gets the same bits."""
     layer = make_layer(head_dim=64, group_size=3, window=window)
-    step = RaggedStep([(40, 260)], layer, dtype=dtype)
+    step = RaggedStep([(40, 260)], layer, dtype=dtype, kv_dtype=kv_dtype)
     backend = NativeBackend(kernels)
     whole = step.run(backend)
     start = 0
     for count in (1, 31, 33, 64, 97, 34):
-        part = RaggedStep([(40 + start, count)], layer, dtype=dtype)
+        part = RaggedStep([(40 + start, count)], layer, dtype=dtype, kv_dtype=kv_dtype)
         part.keys, part.values = (
             [numbers[0][: 40 + start + count]] for numbers in (step.keys, step.values)
         )

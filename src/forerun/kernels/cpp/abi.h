@@ -7,7 +7,7 @@
 
 namespace forerun {
 
-constexpr int64_t kAbiVersion = 4;
+constexpr int64_t kAbiVersion = 5;
 
 // Values of the `dtype` arguments.
 constexpr int64_t kFloat32 = 0;
@@ -20,8 +20,10 @@ constexpr int64_t kBFloat16 = 1;
 // partial_begin[c]. Chunks of the first num_shared blocks may go to different threads; any other
 // block is one thread's, because it has work enough and its partial results stay in the cache.
 struct AttentionParams {
-  void *keys;    // [num_blocks, num_kv_heads, block_size, head_dim]
-  void *values;  // same shape
+  void *keys;    // [num_blocks, num_kv_heads, block_size, head_dim], of the model's type or int8
+  void *values;  // same
+  float *key_scales;    // [num_blocks, num_kv_heads, block_size] what int8 keys are multiples of;
+  float *value_scales;  // same for values; null: both are of the model's type
   const void *query;  // [rows, num_heads, head_dim], rows query_stride apart
   const void *key;    // [rows, num_kv_heads, head_dim], rows key_stride apart
   const void *value;  // same, rows value_stride apart
@@ -38,7 +40,7 @@ struct AttentionParams {
   const int64_t *chunk_owner;    // [chunks] block of rows
   const int64_t *partial_begin;  // [chunks + 1]
   int64_t query_stride, key_stride, value_stride;
-  int64_t num_blocks, num_shared, max_private_chunks, table_width, max_count;
+  int64_t num_rows, num_blocks, num_shared, max_private_chunks, table_width, max_count;
   int64_t num_heads, num_kv_heads, head_dim, block_size, chunk_size;
   int64_t window;  // 0: everything before a row is visible
   int64_t causal;  // 0: what comes after a row is visible too
@@ -133,6 +135,7 @@ struct ForwardParams {
   const SegmentWeights *const *weights;     // [num_layers + 1]
   const AttentionParams *const *attention;  // [num_layers]
   void *const *keys, *const *values;        // [num_layers]
+  float *const *key_scales, *const *value_scales;  // [num_layers] or null, as in the calls
   const void *const *cosines, *const *sines;  // [num_layers]
   void *attended;  // [num_rows, o.in_features] scratch
   const PackedWeight *head;  // null: no logits are wanted

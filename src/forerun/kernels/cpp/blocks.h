@@ -7,7 +7,7 @@
 #pragma once
 
 #include "abi.h"
-#include "vec.h"
+#include "int8.h"
 
 namespace forerun {
 
@@ -29,16 +29,6 @@ inline Floats read_float16(const char *from) {
   return reinterpret_cast<Floats>(_mm512_cvtph_ps(read<__m256i>(from)));
 #else
   return reinterpret_cast<Floats>(_mm256_cvtph_ps(read<__m128i>(from)));
-#endif
-}
-
-// Numbers stored as signed bytes, one per output.
-inline Ints read_bytes(const char *from) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<Ints>(_mm512_cvtepi8_epi32(read<__m128i>(from)));
-#else
-  return reinterpret_cast<Ints>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(
-      reinterpret_cast<const __m128i *>(from))));
 #endif
 }
 
@@ -148,8 +138,8 @@ struct Q6K {
     const char *from = block + g * kGroupBytes;
     read_nibbles(from, group);
     add_sixth_bits(from + 4 * kVectorBytes, group);
-    group.low = read_bytes(from + kScalesAt);
-    group.high = read_bytes(from + kScalesAt + kLanes);
+    group.low = to_ints(forerun::read<Bytes>(from + kScalesAt));
+    group.high = to_ints(forerun::read<Bytes>(from + kScalesAt + kLanes));
     group.scale = read_float16(block + kFactorAt);
   }
 };

@@ -63,6 +63,8 @@ void run_layers(const ForwardParams &p) {
       AttentionParams attention = *p.attention[layer];
       attention.keys = p.keys[layer];
       attention.values = p.values[layer];
+      attention.key_scales = p.key_scales == nullptr ? nullptr : p.key_scales[layer];
+      attention.value_scales = p.value_scales == nullptr ? nullptr : p.value_scales[layer];
       attention.output = p.attended;
       attend<T>(attention, team);
       segment.attended = p.attended;

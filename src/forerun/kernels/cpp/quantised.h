@@ -29,27 +29,7 @@ constexpr int64_t kRowTile = 64;
 // How far ahead of its use a weight is fetched into the second-level cache.
 constexpr int64_t kQuantisedAheadBytes = 8192;
 
-// Below this, 127 / x would be infinite; above, x is.
-constexpr float kSmallestRow = 1e-30f, kLargestRow = 3.4028235e38f;
-
-inline Ints round_to_ints(Floats x) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<Ints>(_mm512_cvtps_epi32(reinterpret_cast<__m512>(x)));
-#else
-  return reinterpret_cast<Ints>(_mm256_cvtps_epi32(reinterpret_cast<__m256>(x)));
-#endif
-}
-
-// The largest of non-negative numbers given as bits, which order like the numbers: NaN is largest.
-inline float find_largest(Units bits) {
-#if defined(__AVX512F__)
-  const uint32_t largest = _mm512_reduce_max_epu32(reinterpret_cast<__m512i>(bits));
-#else
-  uint32_t largest = 0;
-  for (int i = 0; i < kLanes; i++) largest = std::max(largest, bits[i]);
-#endif
-  return read<float>(&largest);
-}
+constexpr float kLargest = 3.4028235e38f;
 
 inline int32_t add_up(Ints x) {
 #if defined(__AVX512F__)
@@ -65,24 +45,20 @@ inline int32_t add_up(Ints x) {
 template <class T>
 inline void quantise_group(const T *x, RowGroup &to) {
   constexpr int kParts = kGroupSize / kLanes;
-  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
   Floats numbers[kParts];
-  Units largest{};
+  Ints bits{};
   for (int i = 0; i < kParts; i++) {
     numbers[i] = load(x + i * kLanes);
-    const Units bits = reinterpret_cast<Units>(numbers[i]) & 0x7fffffff;
-    largest = bits > largest ? bits : largest;
+    bits = maximum(bits, magnitude_bits(numbers[i]));
   }
-  const float amax = find_largest(largest);
-  const bool has_codes = amax > kSmallestRow && amax <= kLargestRow;
-  const float inverse = has_codes ? 127.0f / amax : 0.0f;
+  const float amax = max_magnitude(bits), inverse = invert_scale(amax, kByteLimit);
   int32_t sums[2] = {};
   for (int i = 0; i < kParts; i++) {
-    const Ints codes = has_codes ? round_to_ints(numbers[i] * inverse) : Ints{};
+    const Ints codes = amax <= kLargest ? round_to_ints(numbers[i] * inverse) : Ints{};
     sums[i * 2 / kParts] += add_up(codes);
-    write(reinterpret_cast<char *>(to.codes) + i * kLanes, __builtin_convertvector(codes, Bytes));
+    write(reinterpret_cast<char *>(to.codes) + i * kLanes, to_bytes(codes));
   }
-  to.scale = amax / 127.0f;
+  to.scale = amax / kByteLimit;
   to.weighted_sum = to.scale * static_cast<float>(sums[0] + sums[1]);
   to.minus_sum = -(sums[0] + sums[1]);
   to.minus_low = -sums[0];

@@ -114,21 +114,19 @@ inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
 inline Floats minimum(Floats a, Floats b) { return a < b ? a : b; }
 
 // Add up, or take the largest of, all lanes, always in the same order.
+template <class F>
+inline float reduce_lanes(Floats x, F f) {
+  Ints lane;
+  for (int i = 0; i < kLanes; i++) lane[i] = i;
+  if constexpr (kLanes == 16) x = f(x, __builtin_shuffle(x, (lane + 8) & (kLanes - 1)));
+  x = f(x, __builtin_shuffle(x, (lane + 4) & (kLanes - 1)));
+  x = f(x, __builtin_shuffle(x, (lane + 2) & (kLanes - 1)));
+  return f(x, __builtin_shuffle(x, (lane + 1) & (kLanes - 1)))[0];
+}
 inline float sum_lanes(Floats x) {
-  float part[kLanes];
-  write(part, x);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; i++) part[i] += part[i + width];
-  return part[0];
+  return reduce_lanes(x, [](Floats a, Floats b) { return a + b; });
 }
-
-inline float max_lanes(Floats x) {
-  float part[kLanes];
-  write(part, x);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; i++) part[i] = part[i] > part[i + width] ? part[i] : part[i + width];
-  return part[0];
-}
+inline float max_lanes(Floats x) { return reduce_lanes(x, maximum); }
 
 // e^x to about one unit in the last place for x in [-87, 88]; exactly 0 below, e^88 above.
 // x = n ln 2 + r with |r| <= ln 2 / 2; e^r by polynomial, 2^n by the exponent bits.
