@@ -55,9 +55,8 @@ def check_product(weight: PackedWeight, codes: Codes, x: Tensor, bias: Tensor | 
     expected = multiply_reference(x, codes, bias)
     result = weight.multiply(x, bias, torch.float32)
     # Only the order and rounding of float32 sums may differ: relative to the terms, not the sum.
-    size = multiply_reference(
-        x.abs().float(), Codes(abs(codes.codes), codes.scales, codes.minima), None
-    )
+    terms = Codes(abs(codes.codes), abs(codes.scales), abs(codes.minima))
+    size = multiply_reference(x.abs().float(), terms, None)
     bound = 1e-6 * float(size.abs().max()) + 1e-20
     torch.testing.assert_close(result, expected, rtol=1e-6, atol=bound)
 
