@@ -42,6 +42,8 @@ def make_model_engine(
     *,
     drafter: Drafter | None = None,
     num_blocks: int = 2049,
+    kv_dtype: torch.dtype = torch.float32,
+    backend: str = "torch_ref",
     **options: object,
 ) -> Engine:
     """Build an engine around a model; `options` are those of EngineConfig.from_options."""
@@ -50,7 +52,7 @@ def make_model_engine(
         model.spec.build_kv_layers(),
         num_blocks=num_blocks,
         kv_block_size=KV_BLOCK_SIZE,
-        dtype=torch.float32,
+        dtype=kv_dtype,
         device="cpu",
     )
     runner = ModelRunner(
@@ -58,12 +60,13 @@ def make_model_engine(
         drafter=drafter or build_drafter(config.speculative),
         verifier=Verifier(config.speculative.rejection_sample_method),
         kv_store=kv_store,
-        backend=build_attention_backend("torch_ref"),
+        backend=build_attention_backend(backend),
         device=torch.device("cpu"),
     )
     resolved = Resolved(
         device=torch.device("cpu"),
         dtype=torch.float32,
+        kv_dtype=kv_dtype,
         max_model_len=model.spec.max_model_len,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens or 256,
         max_prefill_while_decoding=config.scheduler.max_num_batched_tokens or 256,

@@ -111,7 +111,12 @@ class PagedRunner:
     """Runs ragged steps of one model and returns logits of every row."""
 
     def __init__(
-        self, model: DecoderModel, *, num_blocks: int = 200, kv_block_size: int = 4
+        self,
+        model: DecoderModel,
+        *,
+        num_blocks: int = 200,
+        kv_block_size: int = 4,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.model = model
         self.kv_block_size = kv_block_size
@@ -119,7 +124,7 @@ class PagedRunner:
             model.spec.build_kv_layers(),
             num_blocks=num_blocks,
             kv_block_size=kv_block_size,
-            dtype=model.embed.table.dtype,
+            dtype=kv_dtype or model.embed.table.dtype,
             device="cpu",
         )
         self.backend = build_attention_backend("torch_ref")

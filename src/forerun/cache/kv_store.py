@@ -61,7 +61,7 @@ class KVStore:
 def _allocate(
     shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device | str
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return two zeroed tensors of each shape, resident from the start, on huge pages where possible.
+    """Return two zeroed tensors of each shape, resident from the start, on huge pages if possible.
 
     NOTE: zeros, not empty: a padded read must never see NaN (0 * NaN is NaN). Huge pages, because
     attention reads short runs all over the pool and would miss the TLB at every one; one range for
