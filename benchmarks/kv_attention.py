@@ -1,10 +1,10 @@
 """What attention costs over a pool in bfloat16 and one in int8, measured side by side.
 
 Each pass is one decoding step's attention alone: all layers of a model's shape, one new row per
-request behind a full context, K/V of every layer in memory of their own. Passes over the two pools
-take turns, because the machine's bandwidth moves by half within minutes. Beside them stand the bytes
-a pass reads and the bandwidth that makes of it; the floor is those bytes over the bandwidth measured
-at the end. Prints medians, spread and the median ratio of neighbours; the last line is JSON.
+request behind a full context, K/V of every layer in memory of their own, in blocks of shuffled
+order. Passes over the two pools take turns: the machine's bandwidth moves by half within minutes.
+The floor is the bytes a pass reads over the bandwidth measured at the end. Prints medians, spread
+and the median ratio of neighbours; the last line is JSON.
 
     python benchmarks/kv_attention.py                     # SmolLM2-135M's shape, 32 x 1,024
     python benchmarks/kv_attention.py --requests 4 --context 8192 --heads 14 --kv-heads 2

@@ -71,7 +71,7 @@ def _allocate(
     whole = torch.empty(sum(sizes), dtype=dtype, device=device)
     if whole.is_cpu:
         advise_huge_pages(whole.data_ptr(), whole.numel() * whole.itemsize)
-    parts = whole.zero_().split(sizes)
+    parts = torch.split(whole.zero_(), sizes)
     pools = [part.view(shape) for part, shape in zip(parts, (*shapes, *shapes), strict=True)]
     return pools[: len(shapes)], pools[len(shapes) :]
 

@@ -6,6 +6,7 @@ outside them (a neighbour's block, a stale slot, padding that is not masked) sho
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from forerun.attention.torch_plan import PIECE_ROWS
 from forerun.attention.torch_ref import TorchRefBackend
 from forerun.cache.kv_store import KVStore
-from ragged_steps import RaggedStep, make_layer
+from ragged_steps import RaggedStep, list_pools, make_layer
 
 HEAD_DIM = 8
 
@@ -28,7 +29,7 @@ class Step(RaggedStep):
     def build_store(self, unused: float = math.nan) -> KVStore:
         """Return the pool with zeros in block 0 and behind the contexts, as a first write does."""
         store = super().build_store(unused)
-        for pool in (store.keys[self.layer.index], store.values[self.layer.index]):
+        for pool in itertools.chain(*list_pools(store, self.layer.index)):
             pool[0] = 0
             for index, (context, _) in enumerate(self.requests):
                 begun = np.unique(self.slots(index, 0, context) // self.kv_block_size)
@@ -51,6 +52,7 @@ requests_strategy = st.lists(
     group_size=st.integers(1, 4),
     window=st.one_of(st.none(), st.integers(1, 60)),
     causal=st.booleans(),
+    kv_dtype=st.sampled_from([torch.float32, torch.int8]),
     seed=st.integers(0, 99),
 )
 def test_equals_the_oracle(
@@ -60,12 +62,13 @@ def test_equals_the_oracle(
     group_size: int,
     window: int | None,
     causal: bool,
+    kv_dtype: torch.dtype,
     seed: int,
 ) -> None:
     layer = make_layer(
         num_kv_heads=num_kv_heads, group_size=group_size, window=window, causal=causal
     )
-    step = Step(requests, layer, kv_block_size=kv_block_size, seed=seed)
+    step = Step(requests, layer, kv_block_size=kv_block_size, kv_dtype=kv_dtype, seed=seed)
     torch.testing.assert_close(
         step.run(TorchRefBackend()), step.compute_oracle(), atol=2e-5, rtol=0
     )
@@ -74,9 +77,12 @@ def test_equals_the_oracle(
 @pytest.mark.parametrize("window", [None, 100, 300])
 @pytest.mark.parametrize("context", [0, 37])
 @pytest.mark.parametrize("causal", [True, False])
-def test_long_chunks_are_cut_without_a_seam(context: int, window: int | None, causal: bool) -> None:
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8])
+def test_long_chunks_are_cut_without_a_seam(
+    context: int, window: int | None, causal: bool, kv_dtype: torch.dtype
+) -> None:
     layer = make_layer(window=window, causal=causal)
-    step = Step([(context, 2 * PIECE_ROWS + 9), (3, 2)], layer, kv_block_size=16, seed=1)
+    step = Step([(context, 2 * PIECE_ROWS + 9), (3, 2)], layer, kv_dtype=kv_dtype, seed=1)
     torch.testing.assert_close(
         step.run(TorchRefBackend()), step.compute_oracle(), atol=2e-5, rtol=0
     )
@@ -122,11 +128,13 @@ def test_result_does_not_depend_on_the_other_requests() -> None:
     torch.testing.assert_close(together.run(backend)[:3], alone.run(backend), atol=1e-6, rtol=0)
 
 
-def test_bfloat16_stays_within_its_rounding() -> None:
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8])
+def test_bfloat16_stays_within_its_rounding(kv_dtype: torch.dtype) -> None:
     step = Step(
         [(200, 1), (60, 6), (0, 40), (33, 20)],
         make_layer(num_kv_heads=3, group_size=3, window=90),
         dtype=torch.bfloat16,
+        kv_dtype=kv_dtype,
         seed=6,
     )
     result = step.run(TorchRefBackend())

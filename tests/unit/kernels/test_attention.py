@@ -6,7 +6,6 @@ is compared bit for bit.
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -18,13 +17,30 @@ from hypothesis import strategies as st
 from forerun.attention.native import NativeBackend
 from forerun.attention.native_plan import BLOCK_ROWS, CHUNK_SIZE
 from forerun.attention.torch_ref import TorchRefBackend
+from forerun.cache.kv_store import KVStore
 from forerun.kernels import Kernels
-from ragged_steps import RaggedStep, make_layer
+from ragged_steps import RaggedStep, list_pools, make_layer
 
 # Types of the model and of the pool.
-KINDS = list(itertools.product((torch.float32, torch.bfloat16), (None, torch.int8)))
+TYPES = [
+    {"dtype": dtype, "kv_dtype": kv_dtype}
+    for dtype in (torch.float32, torch.bfloat16)
+    for kv_dtype in (dtype, torch.int8)
+]
+Types = dict[str, torch.dtype]
+every_type = pytest.mark.parametrize(
+    "types",
+    TYPES,
+    ids=lambda types: "-".join(str(x).removeprefix("torch.") for x in types.values()),
+)
 # Weights and the result are rounded to 8 bits each: one part in 256 of the largest value.
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 5.0 / 128}
+
+
+def assert_equal_pools(ours: KVStore, theirs: KVStore) -> None:
+    for left, right in zip(list_pools(ours, 0), list_pools(theirs, 0), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
 
 some_rows = st.tuples(
     st.one_of(st.integers(0, 40), st.integers(CHUNK_SIZE - 3, 2 * CHUNK_SIZE + 3)),
@@ -50,7 +66,7 @@ def assert_close(result: torch.Tensor, expected: torch.Tensor, dtype: torch.dtyp
     window=st.one_of(st.none(), st.integers(1, 300)),
     causal=st.booleans(),
     num_shared=st.integers(0, 3),
-    kind=st.sampled_from(KINDS),
+    types=st.sampled_from(TYPES),
     seed=st.integers(0, 99),
 )
 def test_equals_the_oracle_and_never_reads_elsewhere(
@@ -63,10 +79,9 @@ def test_equals_the_oracle_and_never_reads_elsewhere(
     window: int | None,
     causal: bool,
     num_shared: int,
-    kind: tuple[torch.dtype, torch.dtype | None],
+    types: Types,
     seed: int,
 ) -> None:
-    dtype, kv_dtype = kind
     layer = make_layer(
         num_kv_heads=num_kv_heads,
         group_size=group_size,
@@ -78,24 +93,19 @@ def test_equals_the_oracle_and_never_reads_elsewhere(
         requests,
         layer,
         kv_block_size=kv_block_size,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
         num_shared=num_shared,
         seed=seed,
+        **types,
     )
-    assert_close(step.run(NativeBackend(kernels)), step.compute_oracle(), dtype)
+    assert_close(step.run(NativeBackend(kernels)), step.compute_oracle(), types["dtype"])
 
 
-@pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS)
+@every_type
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_heads_of_real_models(
-    kernels: Kernels, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None
-) -> None:
+def test_heads_of_real_models(kernels: Kernels, head_dim: int, types: Types) -> None:
     layer = make_layer(num_kv_heads=2, group_size=4, head_dim=head_dim)
-    step = RaggedStep(
-        [(300, 1), (127, 8), (0, 3), (128, 1)], layer, dtype=dtype, kv_dtype=kv_dtype, seed=1
-    )
-    assert_close(step.run(NativeBackend(kernels)), step.compute_oracle(), dtype)
+    step = RaggedStep([(300, 1), (127, 8), (0, 3), (128, 1)], layer, seed=1, **types)
+    assert_close(step.run(NativeBackend(kernels)), step.compute_oracle(), types["dtype"])
 
 
 @settings(fixtures_are_constant, max_examples=25)
@@ -104,29 +114,34 @@ def test_heads_of_real_models(
         st.tuples(st.integers(0, 150), st.integers(1, 2 * BLOCK_ROWS)), min_size=1, max_size=6
     ),
     window=st.one_of(st.none(), st.integers(1, 100)),
+    types=st.sampled_from(TYPES),
     seed=st.integers(0, 99),
 )
 def test_writes_and_answers_what_the_reference_does(
-    kernels: Kernels, requests: list[tuple[int, int]], window: int | None, seed: int
+    kernels: Kernels, requests: list[tuple[int, int]], window: int | None, types: Types, seed: int
 ) -> None:
     """Requests with many rows may stand at any place among the others."""
-    step = RaggedStep(requests, make_layer(window=window), kv_block_size=4, seed=seed)
+    step = RaggedStep(requests, make_layer(window=window), kv_block_size=4, seed=seed, **types)
     ours, theirs = step.build_store(unused=0.0), step.build_store(unused=0.0)
     result = step.run(NativeBackend(kernels), ours)
-    torch.testing.assert_close(result, step.run(TorchRefBackend(), theirs), atol=2e-5, rtol=0)
-    assert torch.equal(ours.keys[0], theirs.keys[0])
-    assert torch.equal(ours.values[0], theirs.values[0])
+    assert_close(result, step.run(TorchRefBackend(), theirs).float(), types["dtype"])
+    assert_equal_pools(ours, theirs)
 
 
-def test_a_new_block_is_left_finite(kernels: Kernels) -> None:
+@every_type
+def test_a_new_block_is_left_finite(kernels: Kernels, types: Types) -> None:
     """The reference reads whole blocks under a mask, where 0 * NaN would be NaN."""
-    step = RaggedStep([(16, 3), (40, 1)], make_layer())
-    store = step.build_store()
+    step = RaggedStep([(16, 3), (40, 1)], make_layer(), **types)
+    store, before = step.build_store(), step.build_store()
     step.run(NativeBackend(kernels), store)
-    block = step.tables[0][1]
-    assert torch.equal(store.keys[0][block, :, 3:], torch.zeros(2, 13, 8))
-    assert store.values[0][block].isfinite().all()
-    assert store.keys[0][step.tables[1][2], :, 9:].isnan().all()
+    for new, old in zip(list_pools(store, 0), list_pools(before, 0), strict=True):
+        for pool, unwritten in zip(new, old, strict=True):
+            block, other = step.tables[0][1], step.tables[1][2]
+            assert pool[block, :, :3].isfinite().all()
+            assert not pool[block, :, 3:].any()
+            assert torch.equal(
+                pool[other, :, 9:].nan_to_num(-1), unwritten[other, :, 9:].nan_to_num(-1)
+            )
 
 
 def test_only_its_own_layer_is_written(kernels: Kernels) -> None:
@@ -138,16 +153,9 @@ def test_only_its_own_layer_is_written(kernels: Kernels) -> None:
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS)
-def test_threads_do_not_change_a_bit(
-    kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | None
-) -> None:
-    step = RaggedStep(
-        [(400, 1), (3, 5), (129, 2), (90, 1)],
-        make_layer(head_dim=64),
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-    )
+@every_type
+def test_threads_do_not_change_a_bit(kernels: Kernels, types: Types) -> None:
+    step = RaggedStep([(400, 1), (3, 5), (129, 2), (90, 1)], make_layer(head_dim=64), **types)
     torch.set_num_threads(1)
     single = step.run(NativeBackend(kernels))
     torch.set_num_threads(2)
@@ -155,13 +163,13 @@ def test_threads_do_not_change_a_bit(
 
 
 @pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS)
+@every_type
 def test_the_rest_of_the_batch_does_not_change_a_bit(
-    kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | None, window: int | None
+    kernels: Kernels, types: Types, window: int | None
 ) -> None:
     layer = make_layer(head_dim=64, group_size=3, window=window)
     requests = [(300, 1), (127, 6), (12, 1), (0, 4), (255, 17)]
-    step = RaggedStep(requests, layer, dtype=dtype, kv_dtype=kv_dtype, num_shared=1)
+    step = RaggedStep(requests, layer, num_shared=1, **types)
     backend = NativeBackend(kernels)
     together = step.run(backend)
     for index in range(len(requests)):
@@ -170,18 +178,18 @@ def test_the_rest_of_the_batch_does_not_change_a_bit(
 
 
 @pytest.mark.parametrize("window", [None, 50, 130])
-@pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS)
+@every_type
 def test_a_verified_row_equals_the_same_row_decoded(
-    kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | None, window: int | None
+    kernels: Kernels, types: Types, window: int | None
 ) -> None:
     """With drafts or without, a position gets the same bits."""
     context, rows = 250, 9
     layer = make_layer(head_dim=64, group_size=3, window=window)
-    step = RaggedStep([(context, rows)], layer, dtype=dtype, kv_dtype=kv_dtype)
+    step = RaggedStep([(context, rows)], layer, **types)
     backend = NativeBackend(kernels)
     verified = step.run(backend)
     for row in range(rows):
-        single = RaggedStep([(context + row, 1)], layer, dtype=dtype, kv_dtype=kv_dtype)
+        single = RaggedStep([(context + row, 1)], layer, **types)
         single.keys, single.values = (
             [whole[0][: context + row + 1]] for whole in (step.keys, step.values)
         )
@@ -190,18 +198,18 @@ def test_a_verified_row_equals_the_same_row_decoded(
 
 
 @pytest.mark.parametrize("window", [None, 50, 130])
-@pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS)
+@every_type
 def test_a_row_is_the_same_in_chunks_of_any_size(
-    kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype | None, window: int | None
+    kernels: Kernels, types: Types, window: int | None
 ) -> None:
     """Prefill whole, in chunks or after a prefix hit: a position gets the same bits."""
     layer = make_layer(head_dim=64, group_size=3, window=window)
-    step = RaggedStep([(40, 260)], layer, dtype=dtype, kv_dtype=kv_dtype)
+    step = RaggedStep([(40, 260)], layer, **types)
     backend = NativeBackend(kernels)
     whole = step.run(backend)
     start = 0
     for count in (1, 31, 33, 64, 97, 34):
-        part = RaggedStep([(40 + start, count)], layer, dtype=dtype, kv_dtype=kv_dtype)
+        part = RaggedStep([(40 + start, count)], layer, **types)
         part.keys, part.values = (
             [numbers[0][: 40 + start + count]] for numbers in (step.keys, step.values)
         )

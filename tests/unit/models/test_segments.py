@@ -18,8 +18,10 @@ STEPS = ((30, 1), (3, 2), (1, 7), (1, 1))
 pytestmark = pytest.mark.skipif(find_kernels() is None, reason=explain_kernels())
 
 
-def run_steps(model: object, *, taps: tuple[int, ...] = ()) -> list[torch.Tensor]:
-    runner = PagedRunner(model)  # type: ignore[arg-type]
+def run_steps(
+    model: object, *, taps: tuple[int, ...] = (), kv_dtype: torch.dtype | None = None
+) -> list[torch.Tensor]:
+    runner = PagedRunner(model, kv_dtype=kv_dtype)  # type: ignore[arg-type]
     sequences = [runner.add([(7 * i + s) % 90 for i in range(60)]) for s in range(2)]
     results = []
     for counts in STEPS:
@@ -33,21 +35,25 @@ def run_steps(model: object, *, taps: tuple[int, ...] = ()) -> list[torch.Tensor
 @pytest.mark.parametrize(
     ("family", "dtype"), [*itertools.product(FAMILIES, (torch.float32, torch.bfloat16))]
 )
-@pytest.mark.parametrize("taps", [(), (-1, 0)])
+@pytest.mark.parametrize(("taps", "kv_dtype"), [((), None), ((-1, 0), None), ((), torch.int8)])
 def test_segments_equal_modules(
-    family: str, dtype: torch.dtype, taps: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    family: str,
+    dtype: torch.dtype,
+    taps: tuple[int, ...],
+    kv_dtype: torch.dtype | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
         tiny_models, "build_attention_backend", lambda _: build_attention_backend("native")
     )
     model = tiny_models.make_model(family, dtype=dtype)
     assert model.segments is not None
-    fused = run_steps(model, taps=taps)
+    fused = run_steps(model, taps=taps, kv_dtype=kv_dtype)
     monkeypatch.setattr(model, "whole_step", None)
-    for left, right in zip(fused, run_steps(model, taps=taps), strict=True):
+    for left, right in zip(fused, run_steps(model, taps=taps, kv_dtype=kv_dtype), strict=True):
         assert torch.equal(left, right), "one call and a call per segment"
     model.segments = None
-    for left, right in zip(fused, run_steps(model, taps=taps), strict=True):
+    for left, right in zip(fused, run_steps(model, taps=taps, kv_dtype=kv_dtype), strict=True):
         assert torch.equal(left, right)
 
 

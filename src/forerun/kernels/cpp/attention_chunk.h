@@ -203,16 +203,19 @@ inline void unpack_sums(const Sums<C> sums[D], float step, float *to) {
 }
 
 // Values of a chunk, numbers `from` onwards of each: as they lie in the pool, or packed. take calls
-// f(vector, unit, numbers) for the kRowsPerStep<C> rows from `k` on.
-template <class C, class S>
+// f(row, vector, numbers) for the units of the tile at row `k`, `row` being the first of a unit's.
+template <class C, class S, int D>
 struct ListedValues {
   const void *const *tiles;  // [tiles of a chunk] where rows of kLanes positions lie
   int64_t size, from;
 
   template <class F>
   void take(int64_t k, F f) const {
-    const S *rows = static_cast<const S *>(tiles[k / kLanes]) + k % kLanes * size;
-    for_values<C>(rows, size, from, f);
+    const S *rows = static_cast<const S *>(tiles[k / kLanes]);
+    for (int i = 0; i < kLanes; i += kRowsPerStep<C>, rows += kRowsPerStep<C> * size)
+      for_values<C, D>(rows, size, from, [=](int vector, int unit, Units numbers) {
+        f(k + i + unit * kPerUnit<C>, vector, numbers);
+      });
   }
 };
 
@@ -220,14 +223,13 @@ template <class C, int D>
 struct PackedValues {
   uint32_t *units;  // [units of a chunk, D, kLanes]
 
-  uint32_t *find(int64_t k, int unit, int vector) const {
-    return units + ((k / kPerUnit<C> + unit) * D + vector) * kLanes;
+  uint32_t *find(int64_t row, int vector) const {
+    return units + (row / kPerUnit<C> * D + vector) * kLanes;
   }
   template <class F>
   void take(int64_t k, F f) const {
-    for (int unit = 0; unit < kRowsPerStep<C> / kPerUnit<C>; unit++)
-      for (int vector = 0; vector < D; vector++)
-        f(vector, unit, read_once(find(k, unit, vector)));
+    for (int64_t row = k; row < k + kLanes; row += kPerUnit<C>)
+      for (int vector = 0; vector < D; vector++) f(row, vector, read_once(find(row, vector)));
   }
 };
 
@@ -236,26 +238,27 @@ template <class C, int N, int D, class Values>
 inline void sum_values(const AttentionParams &p, const Scratch &scratch, int64_t m, int64_t length,
                        const Values &values, float *result) {
   const C *probs = static_cast<const C *>(scratch.probs) + m * p.chunk_size;
+  const int64_t stride = p.chunk_size;
   Sums<C> sums[N][D] = {};
-  for (int64_t k = 0; k < length; k += kRowsPerStep<C>)
-    values.take(k, [&](int vector, int unit, Units numbers) {
-      for (int n = 0; n < N; n++) {
-        const C *weights = probs + n * p.chunk_size + k + unit * kPerUnit<C>;
-        accumulate<C>(sums[n][vector], numbers, splat_unit(read<uint32_t>(weights)));
-      }
+  for (int64_t k = 0; k < length; k += kLanes)
+    values.take(k, [&](int64_t row, int vector, Units numbers) {
+      for (int n = 0; n < N; n++)
+        accumulate<C>(sums[n][vector], numbers,
+                      splat_unit(read<uint32_t>(probs + n * stride + row)));
     });
   for (int n = 0; n < N; n++)
     unpack_sums<C, D>(sums[n], scratch.steps[m + n], result + n * padded(p.head_dim));
 }
 
-template <class C, int D, class Values>
+template <class C, class S, int D>
 inline void sum_packed(const AttentionParams &p, const Span &span, const Scratch &scratch,
-                       const Values &listed, float *sums) {
+                       int64_t from, float *sums) {
   const int64_t length = span.end - span.begin;
+  const ListedValues<C, S, D> listed{scratch.value_rows, p.head_dim, from};
   const PackedValues<C, D> packed{scratch.packed};
-  for (int64_t k = 0; k < length; k += kRowsPerStep<C>)
-    listed.take(k, [&](int vector, int unit, Units numbers) {
-      if (vector < D) write(packed.find(k, unit, vector), numbers);
+  for (int64_t k = 0; k < length; k += kLanes)
+    listed.take(k, [=](int64_t row, int vector, Units numbers) {
+      write(packed.find(row, vector), numbers);
     });
   for_groups(span.num_queries, [&](auto size, int64_t m) {
     sum_values<C, size(), D>(p, scratch, m, length, packed, sums + m * padded(p.head_dim));
@@ -268,15 +271,17 @@ template <class C, class S, bool IsFew>
                                 float *sums) {
   const int64_t size = p.head_dim, length = span.end - span.begin;
   for (int64_t from = 0; from < size; from += kDimGroup * kLanes, sums += kDimGroup * kLanes) {
-    const ListedValues<C, S> listed{scratch.value_rows, size, from};
-    if constexpr (IsFew)
+    if constexpr (IsFew) {
+      const ListedValues<C, S, kDimGroup> listed{scratch.value_rows, size, from};
       for_groups(span.num_queries, [&](auto group, int64_t m) {
         sum_values<C, group(), kDimGroup>(p, scratch, m, length, listed, sums + m * padded(size));
       });
-    else if (kIsWhole<C> || size - from > 2 * kLanes)
-      sum_packed<C, kDimGroup>(p, span, scratch, listed, sums);
-    else
-      sum_packed<C, 2>(p, span, scratch, listed, sums);
+    } else if constexpr (kIsWhole<C>) {
+      sum_packed<C, S, kDimGroup>(p, span, scratch, from, sums);
+    } else {
+      size - from > 2 * kLanes ? sum_packed<C, S, kDimGroup>(p, span, scratch, from, sums)
+                               : sum_packed<C, S, 2>(p, span, scratch, from, sums);
+    }
   }
 }
 

@@ -82,11 +82,12 @@ inline void split_fours(int vector, WideBytes ac, WideBytes bd, F f) {
   f(vector + 1, 1, split_odd(high));
 }
 
-// Call f(vector, unit, numbers) for kRowsPerStep<C> rows of values, of each number `at` and the
-// 4 * kLanes - 1 after it. A lane of `numbers` holds one dimension of the kPerUnit<C> rows that
+// Call f(vector, unit, numbers) for D vectors of kRowsPerStep<C> rows of values, of each number `at`
+// and those after it. A lane of `numbers` holds one dimension of the kPerUnit<C> rows that
 // share a multiplication; `unit` counts those groups. Dimensions change places: see unpack_sums.
-template <class C, class S, class F>
+template <class C, int D, class S, class F>
 inline void for_values(const S *rows, int64_t size, int64_t at, F f) {
+  static_assert(D == 4 || (D == 2 && !kIsWhole<C>));
   if constexpr (kIsWhole<C>) {
     const auto read_row = [=](int i) {
       return read_part<WideBytes>(rows + i * size + at, size - at);
@@ -96,7 +97,7 @@ inline void for_values(const S *rows, int64_t size, int64_t at, F f) {
     split_fours(2, interleave<true>(a, c), interleave<true>(b, d), f);
   } else if constexpr (kPerUnit<C> == 2) {
 #pragma GCC unroll 2
-    for (int vector = 0; vector < 4; vector += 2) {
+    for (int vector = 0; vector < D; vector += 2) {
       const int64_t from = at + vector * kLanes, bytes = (size - from) * sizeof(S);
       if (bytes <= 0) return;
       const WideHalves a = read_part<WideHalves>(rows + from, bytes);
@@ -106,7 +107,7 @@ inline void for_values(const S *rows, int64_t size, int64_t at, F f) {
     }
   } else {
 #pragma GCC unroll 4
-    for (int vector = 0; vector < 4; vector++) {
+    for (int vector = 0; vector < D; vector++) {
       const int64_t from = at + vector * kLanes;
       if (from >= size) return;
       f(vector, 0, reinterpret_cast<Units>(load(rows + from, size - from)));
