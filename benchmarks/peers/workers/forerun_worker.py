@@ -16,6 +16,9 @@ from forerun import LLM, SamplingParams
 from forerun.engine.messages import NewRequest
 
 
+_PROMPT_ROWS = 512
+
+
 class ForerunWorker:
     """One engine; answers one generation at a time."""
 
@@ -26,6 +29,8 @@ class ForerunWorker:
             quantization=quantization,
             max_model_len=max_model_len,
             enable_prefix_caching=False,
+            # All prompts at once, or the first streams end before the last ones begin.
+            max_prefill_while_decoding=_PROMPT_ROWS,
             speculative_config={"method": "none"},
         )
         self._engine = llm.engine
