@@ -15,7 +15,6 @@ import forerun
 from forerun import LLM, SamplingParams
 from forerun.engine.messages import NewRequest
 
-
 _PROMPT_ROWS = 512
 
 
