@@ -24,10 +24,10 @@ from torch import Tensor
 
 from forerun.attention import build_attention_backend
 from forerun.attention.base import AttentionBackend, AttentionBatch, AttentionLayer
-from forerun.attention.quantised_rows import quantise_rows
 from forerun.cache.kv_store import KVLayerShape, KVStore, compute_block_bytes
 from forerun.doctor.bandwidth import measure_read_bandwidth
 from forerun.kernels import explain_kernels, find_kernels
+from forerun.quantisation.rows import quantise_rows
 
 KV_BLOCK_SIZE = 16
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from forerun.attention.base import AttentionBackend, AttentionBatch, AttentionLayer
-from forerun.attention.quantised_rows import quantise_rows
 from forerun.cache.kv_store import KVLayerShape, KVStore
+from forerun.quantisation.rows import quantise_rows
 
 
 def make_layer(

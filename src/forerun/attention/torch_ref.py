@@ -16,9 +16,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from forerun.attention.base import AttentionBatch, AttentionCapabilities, AttentionLayer
-from forerun.attention.quantised_rows import dequantise_rows, quantise_rows
 from forerun.attention.torch_plan import Bucket, LayerPlan, Piece, PlanBuilder
 from forerun.cache.kv_store import KVStore
+from forerun.quantisation.rows import dequantise_rows, quantise_rows
 
 
 @dataclass(slots=True)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from forerun.attention.quantised_rows import dequantise_rows, quantise_rows
 from forerun.cache.kv_store import KVLayerShape, compute_block_bytes
 from forerun.config import EngineConfig, parse_bytes
 from forerun.errors import ConfigError
 from forerun.kernels import explain_kernels, find_kernels
 from forerun.logs import get_logger
 from forerun.models.spec import FLOAT_TYPES, ModelSpec
+from forerun.quantisation.rows import dequantise_rows, quantise_rows
 
 logger = get_logger(__name__)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from forerun.kernels import Kernels, abi, find_kernels
 from forerun.kernels.abi import DTYPE_CODES
-from forerun.quantisation.formats import BlockTensor
+from forerun.quantisation.formats import GROUP_SIZE, BlockTensor
 
 # Panels start on a cache line, which is also the widest vector.
 _ALIGNMENT = 64
@@ -25,7 +25,6 @@ _ALIGNMENT = 64
 PLAIN = 0
 # Parts must begin at a whole vector of any instruction set.
 _PART_MULTIPLE = 16
-_GROUP_SIZE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,7 @@ def measure_blocks(tensors: Sequence[BlockTensor]) -> int | None:
     kernels = find_kernels()
     if kernels is None or not 1 <= len(tensors) <= abi.MAX_PARTS:
         return None
-    if tensors[0].in_features % _GROUP_SIZE:
+    if tensors[0].in_features % GROUP_SIZE:
         return None
     if any(tensor.out_features % _PART_MULTIPLE for tensor in tensors[:-1]):
         return None

@@ -16,27 +16,17 @@ from torch import Tensor
 
 from forerun.quantisation.decode import Codes, decode
 from forerun.quantisation.formats import GROUP_SIZE, BlockTensor
+from forerun.quantisation.rows import quantise_rows
 
-_MAX_CODE = 127
-# Below this, 127 / max|x| would be infinite: such rows count as zero, here and in the kernels.
-_SMALLEST = 1e-30
 _CHUNK_VALUES = 2**22
 
 
-def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def quantise_groups(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return rows [T, K] as int8 codes [T, K], float32 scales [T, G] and code sums int32 [T, G].
 
-    scale = max|x| / 127 and code = round_half_even(x * (127 / max|x|)) per group, in float32. A
-    group that is not finite gets a scale that is not, and codes that mean nothing.
+    A group that is not finite gets a scale that is not.
     """
-    groups = _split_groups(x.float())
-    largest = groups.abs().amax(dim=2, keepdim=True)
-    # NOTE: a number divided by a tensor would be its product with a reciprocal, rounded twice.
-    inverse = torch.full_like(largest, _MAX_CODE).div_(largest)
-    inverse = torch.where(largest > _SMALLEST, inverse, 0.0)
-    codes = (groups * inverse).round_().nan_to_num_(0.0).clamp_(-_MAX_CODE, _MAX_CODE)
-    codes = codes.to(torch.int8)
-    scales = largest.squeeze(2) / _MAX_CODE
+    codes, scales = quantise_rows(_split_groups(x))
     return codes.flatten(1), scales, codes.sum(dim=2, dtype=torch.int32)
 
 
@@ -46,7 +36,7 @@ def multiply_reference(x: Tensor, codes: Codes, bias: Tensor | None) -> Tensor:
     Each group adds (weight scale * row scale) * sum(code * row code), then
     minimum * (row scale * sum(row code)).
     """
-    rows, row_scales, row_sums = quantise_rows(x)
+    rows, row_scales, row_sums = quantise_groups(x)
     rows_by_group = _split_groups(rows.float()).unbind(1)
     weights_by_group = _split_groups(torch.from_numpy(codes.codes).float()).unbind(1)
     scales, minima = torch.from_numpy(codes.scales), torch.from_numpy(codes.minima)

@@ -8,13 +8,13 @@ import torch
 
 from forerun.quantisation.decode import decode
 from forerun.quantisation.formats import FORMATS
-from forerun.quantisation.reference import ReferenceWeight, multiply_reference, quantise_rows
+from forerun.quantisation.reference import ReferenceWeight, multiply_reference, quantise_groups
 from quantised_blocks import EXTREMES, make_blocks
 
 
 def multiply_float64(x: torch.Tensor, parts: list, bias: torch.Tensor | None) -> np.ndarray:
     """Multiply quantised rows with decoded weights in float64, the integers as integers."""
-    codes, scales, _ = (tensor.numpy() for tensor in quantise_rows(x))
+    codes, scales, _ = (tensor.numpy() for tensor in quantise_groups(x))
     rows = codes.astype(np.float64) * np.repeat(scales, 32, axis=1).astype(np.float64)
     weights = []
     for part in parts:
@@ -56,7 +56,7 @@ def test_quantised_rows_by_hand() -> None:
     x = torch.zeros(2, 64)
     x[0, :4] = torch.tensor([127.0, -63.5, 0.5, 1.5])
     x[1, 32:] = -2.0
-    codes, scales, sums = quantise_rows(x)
+    codes, scales, sums = quantise_groups(x)
     assert codes.dtype == torch.int8
     assert sums.dtype == torch.int32
     assert codes[0, :4].tolist() == [127, -64, 0, 2]  # halves go to the even neighbour

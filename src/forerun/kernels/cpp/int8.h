@@ -120,7 +120,7 @@ inline float quantise_row(const T *x, int64_t size, int8_t *to) {
 }
 
 // The same to 15 bits, for a row that is multiplied with int8: the second and third number of every
-// four change places, as in split_four, and zeros fill the last vector.
+// four change places, as in split_even and split_odd, and zeros fill the last vector.
 template <class T>
 inline float quantise_query(const T *x, int64_t size, int16_t *to) {
   Ints swapped;

@@ -21,6 +21,7 @@ struct RowGroup {
   int32_t minus_sum;   // -(sum of all codes)
   int32_t minus_low;   // -(sum of the first 16)
 };
+static_assert(sizeof(RowGroup) <= kGroupSize * sizeof(bf16), "scratch holds rows of the model's type");
 
 // Rows whose sums and groups stay in the caches while a weight streams by. (Measured: 32 to 128 are
 // equal.)
@@ -29,39 +30,23 @@ constexpr int64_t kRowTile = 64;
 // How far ahead of its use a weight is fetched into the second-level cache.
 constexpr int64_t kQuantisedAheadBytes = 8192;
 
-constexpr float kLargest = 3.4028235e38f;
-
-inline int32_t add_up(Ints x) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_add_epi32(reinterpret_cast<__m512i>(x));
-#else
-  int32_t sum = 0;
-  for (int i = 0; i < kLanes; i++) sum += x[i];
-  return sum;
-#endif
+// The sum of 16 signed bytes.
+inline int32_t sum_bytes(const int8_t *bytes) {
+  const __m128i wide = _mm_loadu_si128(reinterpret_cast<const __m128i *>(bytes));
+  // Moved to unsigned, because that is what can be added up at once.
+  const __m128i sums = _mm_sad_epu8(_mm_xor_si128(wide, _mm_set1_epi8(-128)), _mm_setzero_si128());
+  return _mm_cvtsi128_si32(sums) + _mm_extract_epi32(sums, 2) - 16 * 128;
 }
 
-// 32 numbers of a row. A group that is not finite has a scale that is not, and no codes.
+// 32 numbers of a row. A group that is not finite has a scale that is not.
 template <class T>
 inline void quantise_group(const T *x, RowGroup &to) {
-  constexpr int kParts = kGroupSize / kLanes;
-  Floats numbers[kParts];
-  Ints bits{};
-  for (int i = 0; i < kParts; i++) {
-    numbers[i] = load(x + i * kLanes);
-    bits = maximum(bits, magnitude_bits(numbers[i]));
-  }
-  const float amax = max_magnitude(bits), inverse = invert_scale(amax, kByteLimit);
-  int32_t sums[2] = {};
-  for (int i = 0; i < kParts; i++) {
-    const Ints codes = amax <= kLargest ? round_to_ints(numbers[i] * inverse) : Ints{};
-    sums[i * 2 / kParts] += add_up(codes);
-    write(reinterpret_cast<char *>(to.codes) + i * kLanes, to_bytes(codes));
-  }
-  to.scale = amax / kByteLimit;
-  to.weighted_sum = to.scale * static_cast<float>(sums[0] + sums[1]);
-  to.minus_sum = -(sums[0] + sums[1]);
-  to.minus_low = -sums[0];
+  auto *codes = reinterpret_cast<int8_t *>(to.codes);
+  to.scale = quantise_row(x, kGroupSize, codes);
+  const int32_t low = sum_bytes(codes), sum = low + sum_bytes(codes + 16);
+  to.weighted_sum = to.scale * static_cast<float>(sum);
+  to.minus_sum = -sum;
+  to.minus_low = -low;
 }
 
 // Groups of rows in tiles: group g of row r of a tile of R rows that begins at row b is number
@@ -78,6 +63,19 @@ inline void quantise_rows(const T *x, int64_t stride, int64_t num_rows, int64_t 
   }
 }
 
+#if !defined(__AVX512VNNI__)
+// Sums of two neighbouring products of unsigned with signed bytes, which must fit 16 bits.
+inline Units add_pairs(Units codes, Units row) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Units>(
+      _mm512_maddubs_epi16(reinterpret_cast<__m512i>(codes), reinterpret_cast<__m512i>(row)));
+#else
+  return reinterpret_cast<Units>(
+      _mm256_maddubs_epi16(reinterpret_cast<__m256i>(codes), reinterpret_cast<__m256i>(row)));
+#endif
+}
+#endif
+
 // acc + sum of four products of unsigned with signed bytes, per lane.
 template <int Bits>
 inline Ints dot_bytes(Ints acc, Units codes, Units row) {
@@ -85,24 +83,10 @@ inline Ints dot_bytes(Ints acc, Units codes, Units row) {
   return reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(acc),
                                                     reinterpret_cast<__m512i>(codes),
                                                     reinterpret_cast<__m512i>(row)));
-#elif defined(__AVX512BW__)
-  const auto a = reinterpret_cast<__m512i>(codes), b = reinterpret_cast<__m512i>(row);
-  if constexpr (Bits <= 6)  // pairs of products fit 16 bits
-    return acc + reinterpret_cast<Ints>(
-                     _mm512_madd_epi16(_mm512_maddubs_epi16(a, b), _mm512_set1_epi16(1)));
-  const auto even = _mm512_madd_epi16(_mm512_and_si512(a, _mm512_set1_epi16(255)),
-                                      _mm512_srai_epi16(_mm512_slli_epi16(b, 8), 8));
-  const auto odd = _mm512_madd_epi16(_mm512_srli_epi16(a, 8), _mm512_srai_epi16(b, 8));
-  return acc + reinterpret_cast<Ints>(even) + reinterpret_cast<Ints>(odd);
 #else
-  const auto a = reinterpret_cast<__m256i>(codes), b = reinterpret_cast<__m256i>(row);
-  if constexpr (Bits <= 6)
-    return acc + reinterpret_cast<Ints>(
-                     _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
-  const auto even = _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(255)),
-                                      _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
-  const auto odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
-  return acc + reinterpret_cast<Ints>(even) + reinterpret_cast<Ints>(odd);
+  if constexpr (Bits <= 6) return dot_words(acc, add_pairs(codes, row), splat_unit(0x00010001));
+  const Units odd = reinterpret_cast<Units>(reinterpret_cast<WideHalves>(codes) >> 8);
+  return dot_words(dot_words(acc, codes & 0x00ff00ff, split_even(row)), odd, split_odd(row));
 #endif
 }
 

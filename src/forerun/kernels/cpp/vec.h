@@ -149,17 +149,6 @@ inline Floats exp(Floats x) {
   return x < low ? Floats{} : result;
 }
 
-// Write the units (a[0], b[0]), (a[1], b[1]) and so on.
-inline void interleave(WideHalves a, WideHalves b, uint32_t *to) {
-  WideHalves low, high;
-  for (int i = 0; i < 2 * kLanes; i++) {
-    low[i] = (i & 1) * 2 * kLanes + i / 2;
-    high[i] = low[i] + kLanes;
-  }
-  write(to, __builtin_shuffle(a, b, low));
-  write(to + kLanes, __builtin_shuffle(a, b, high));
-}
-
 // One round of a transposition: rows `Distance` apart exchange parts, seen as vectors V.
 template <int Distance, class V>
 inline void exchange(Units rows[kLanes], V low, V high) {

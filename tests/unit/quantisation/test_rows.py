@@ -1,4 +1,4 @@
-"""K/V rows in int8: numbers computed by hand, the bound of the error, and what is no number."""
+"""Rows in int8: numbers computed by hand, the bound of the error, and what is no number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.attention.quantised_rows import TINIEST, dequantise_rows, quantise_rows
+from forerun.quantisation.rows import TINIEST, dequantise_rows, quantise_rows
 
 
 def test_the_largest_number_becomes_127_and_ties_go_to_even() -> None:

@@ -1,9 +1,9 @@
-"""K/V rows as int8 with one scale each, in PyTorch: the definition for every device and kernel.
+"""Rows of numbers as int8 with one scale each, in PyTorch: what every device and kernel does.
 
 In float32: scale = amax / 127, q = round(x * (127 / amax)), ties to even; a row reads back as
-scale * q, wrong by at most half a scale. Rows are never regrouped or rescaled later, so what is
-stored depends on the row alone.
-Shapes: D head_dim; any leading dimensions.
+scale * q, wrong by at most half a scale. A row is a K/V head of one token, or 32 activations of a
+linear layer; what becomes of it depends on that row alone.
+Shapes: D numbers of a row; any leading dimensions.
 """
 
 from __future__ import annotations
