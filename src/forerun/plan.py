@@ -91,7 +91,9 @@ class StepResult:
 class DraftRequest:
     """A request that should draft up to `depth` tokens after its committed tokens.
 
-    The same rules as for ScheduledRequest apply to `token_ids`.
+    The same rules as for ScheduledRequest apply to `token_ids`. `num_drafter_computed_tokens`
+    counts leading committed tokens whose K/V the drafter already has in its own layers of the pool
+    (drafters with a gap of their own only).
     """
 
     request_id: str
@@ -103,15 +105,26 @@ class DraftRequest:
     seed: int
     choice_index: int
     num_draws: int
+    num_drafter_computed_tokens: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
 class RequestDraft:
-    """The proposal of one request; `confidence` has one entry per token (1.0 where unknown)."""
+    """The proposal of one request.
+
+    `confidence` and `evidence` have one entry per token and are functions of the prefix alone.
+    Confidence is a drafter's own estimate that the token is accepted if those before it were;
+    evidence is a number in log-odds that goes up with that chance (the logit of max q, the length
+    of a match), to be calibrated from outcomes. A drafter gives one of them, or neither.
+    `num_drafter_computed_tokens` says how many leading positions, drafts included, the drafter has
+    K/V of now; it counts as far as the drafts are accepted.
+    """
 
     request_id: str
     token_ids: list[int]
-    confidence: list[float]
+    confidence: list[float] | None = None
+    evidence: list[float] | None = None
+    num_drafter_computed_tokens: int = 0
 
 
 class Runner(Protocol):

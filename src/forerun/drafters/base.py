@@ -43,13 +43,17 @@ class DraftProposal:
 
     `draft_probs` None means the proposal is deterministic (one-hot q). Otherwise row [i, j] is the
     float32 distribution over the target vocabulary that token j of request i was drawn from: the
-    very tensor, not a recomputation. `confidence` entry [i][j] is the predicted chance that token j
-    is accepted given that those before it were; a function of the prefix, never of the drawn token.
+    very tensor, not a recomputation; an entry None is deterministic. `confidence` entry [i][j] is
+    the predicted chance that token j is accepted given that those before it were; `evidence` is
+    what stands in for it, in log-odds, for an estimator to calibrate. Both are functions of the
+    prefix, never of the drawn token. `num_computed_tokens` as in RequestDraft.
     """
 
     draft_token_ids: list[list[int]]
-    draft_probs: Tensor | None = None  # [num_reqs, k, vocab_size]
+    draft_probs: Sequence[Tensor | None] | Tensor | None = None  # [num_reqs][k, vocab_size]
     confidence: list[list[float]] | None = None
+    evidence: list[list[float]] | None = None
+    num_computed_tokens: list[int] | None = None
 
 
 class Drafter(Protocol):

@@ -8,6 +8,7 @@ drawn from. Logits are computed for few requests at a time so that they never ex
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +32,8 @@ from forerun.sampling.logprobs import compute_logprobs
 from forerun.verification.verify import Verifier
 
 MAX_LOGITS_BYTES = 256 * 2**20
+
+T = TypeVar("T")
 
 
 class ModelRunner:
@@ -87,15 +90,19 @@ class ModelRunner:
             # NOTE: a drafter may be deterministic this time; an earlier q is not this draft's.
             self._draft_probs.pop(request.request_id, None)
             token_ids = proposal.draft_token_ids[index]
-            if proposal.draft_probs is not None:
-                probs = proposal.draft_probs[index, : len(token_ids)]
-                self._draft_probs[request.request_id] = (request.generation, probs)
-            confidence = [1.0] * len(token_ids)
-            if proposal.confidence is not None:
-                confidence = proposal.confidence[index]
+            probs = None if proposal.draft_probs is None else proposal.draft_probs[index]
+            if probs is not None:
+                self._draft_probs[request.request_id] = (
+                    request.generation,
+                    probs[: len(token_ids)],
+                )
             drafts.append(
                 RequestDraft(
-                    request_id=request.request_id, token_ids=token_ids, confidence=confidence
+                    request_id=request.request_id,
+                    token_ids=token_ids,
+                    confidence=_pick(proposal.confidence, index),
+                    evidence=_pick(proposal.evidence, index),
+                    num_drafter_computed_tokens=_pick(proposal.num_computed_tokens, index) or 0,
                 )
             )
         return drafts
@@ -158,6 +165,10 @@ class ModelRunner:
 
     def _to_device(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self._device)
+
+
+def _pick(values: Sequence[T] | None, index: int) -> T | None:
+    return None if values is None else values[index]
 
 
 def _join(spans: Sequence[range], limit: int) -> range:

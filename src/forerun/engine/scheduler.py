@@ -139,7 +139,8 @@ class Scheduler:
             request = self.requests.get(draft.request_id)
             if request is not None:
                 request.draft_token_ids = draft.token_ids
-                request.draft_confidence = draft.confidence
+                given = draft.confidence
+                request.draft_confidence = [1.0] * len(draft.token_ids) if given is None else given
 
     def remove(self, request: Request) -> None:
         """Forget a finished or aborted request and free its blocks."""
