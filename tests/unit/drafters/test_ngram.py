@@ -99,9 +99,13 @@ def count_brute_force(tokens: list[int]) -> int:
     for n in range(min(MAX_N, len(tokens)), MIN_N - 1, -1):
         for end in range(len(tokens) - 1, n - 1, -1):
             if tokens[end - n : end] == tokens[-n:]:
-                while n < min(MAX_MATCH, end) and tokens[end - n - 1] == tokens[-n - 1]:
-                    n += 1
-                return n
+                length = n
+                while (
+                    length < min(MAX_MATCH, end)
+                    and tokens[end - length - 1] == (tokens[-length - 1])
+                ):
+                    length += 1
+                return length
     return 0
 
 
