@@ -58,7 +58,9 @@ def make_model_engine(
     runner = ModelRunner(
         model=model,
         drafter=drafter or build_drafter(config.speculative),
-        verifier=Verifier(config.speculative.rejection_sample_method),
+        verifier=Verifier(
+            config.speculative.rejection_sample_method, config.speculative.survival_rates
+        ),
         kv_store=kv_store,
         backend=build_attention_backend(backend),
         device=torch.device("cpu"),

@@ -24,7 +24,17 @@ def _ngram(config: SpeculativeConfig) -> Drafter:
     )
 
 
-DRAFTERS: dict[str, Callable[[SpeculativeConfig], Drafter]] = {"none": _none, "ngram": _ngram}
+def _synthetic(config: SpeculativeConfig) -> Drafter:
+    from forerun.drafters.synthetic import SyntheticDrafter
+
+    return SyntheticDrafter(max_speculative_tokens=config.num_speculative_tokens)
+
+
+DRAFTERS: dict[str, Callable[[SpeculativeConfig], Drafter]] = {
+    "none": _none,
+    "ngram": _ngram,
+    "synthetic": _synthetic,
+}
 
 
 def build_drafter(config: SpeculativeConfig) -> Drafter:

@@ -72,7 +72,9 @@ def build_engine(
     runner = ModelRunner(
         model=model,
         drafter=drafter,
-        verifier=Verifier(config.speculative.rejection_sample_method),
+        verifier=Verifier(
+            config.speculative.rejection_sample_method, config.speculative.survival_rates
+        ),
         kv_store=kv_store,
         backend=backend,
         device=resolved.device,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,13 +18,13 @@ from forerun.errors import RequestError
 from forerun.logs import get_logger
 from forerun.plan import RequestResult, ScheduledRequest
 from forerun.sampling.logprobs import compute_logprobs
+from forerun.sampling.method import DEFAULT_METHODS, choose_method
 from forerun.sampling.penalties import LogitsProcessors, needs_processing
 from forerun.verification.layout import VerifyLayout
 from forerun.verification.methods import Verdict, verify_coupled, verify_greedy, verify_standard
+from forerun.verification.synthetic import SyntheticRates, VerifyRows
 
 logger = get_logger(__name__)
-
-DEFAULT_METHODS = ("standard", "coupled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,19 @@ class _Job:
 class Verifier:
     """Verifies drafts without loss. Keeps only what penalties need, until `release`.
 
-    `default_method` applies to sampled requests without a seed; with one they are coupled.
+    `default_method` applies to sampled requests without a seed; with one they are coupled. The
+    exception is "synthetic", which accepts the drafts of every request by `survival_rates`.
     """
 
-    def __init__(self, default_method: str = "standard") -> None:
+    def __init__(
+        self, default_method: str = "standard", survival_rates: Sequence[float] | None = None
+    ) -> None:
+        self._synthetic: SyntheticRates | None = None
+        if default_method == "synthetic":
+            assert survival_rates is not None, "synthetic acceptance needs rates"
+            logger.warning("synthetic acceptance %s: the text is not the model's", survival_rates)
+            self._synthetic = SyntheticRates(survival_rates)
+            default_method = "standard"
         assert default_method in DEFAULT_METHODS, default_method
         self._default_method = default_method
         self._processors = LogitsProcessors()
@@ -76,13 +86,11 @@ class Verifier:
         self._processors.release(request_ids)
 
     def _choose_method(self, job: _Job) -> str:
-        params = job.request.params
-        if params.is_greedy:
-            return "greedy"
-        if params.seed is not None or self._default_method == "coupled":
-            return "coupled"
+        method = choose_method(job.request.params, self._default_method)
+        if method != "standard":
+            return method
         has_probs = job.draft_probs is not None and len(job.request.draft_token_ids) > 0
-        return "standard" if has_probs else "standard_one_hot"
+        return "standard" if has_probs and self._synthetic is None else "standard_one_hot"
 
     def _verify_safely(
         self, method: str, group: Sequence[_Job], logits: Tensor
@@ -103,7 +111,11 @@ class Verifier:
     ) -> list[RequestResult]:
         layout = VerifyLayout([job.request for job in group])
         rows = self._process_rows(logits, group, layout)
-        verdicts = _run_method(method, rows, layout, group)
+        verify = _find_method(method, group)
+        if self._synthetic is None:
+            verdicts = verify(rows, layout)
+        else:
+            verdicts = self._synthetic.verify(rows, layout, verify)
         results = [
             _build_result(job.request, verdict)
             for job, verdict in zip(group, verdicts, strict=True)
@@ -131,17 +143,15 @@ class Verifier:
         return logits
 
 
-def _run_method(
-    method: str, logits: Tensor, layout: VerifyLayout, group: Sequence[_Job]
-) -> list[Verdict]:
+def _find_method(method: str, group: Sequence[_Job]) -> VerifyRows:
     if method == "greedy":
-        return verify_greedy(logits, layout)
+        return verify_greedy
     if method == "coupled":
-        return verify_coupled(logits, layout)
+        return verify_coupled
     if method == "standard_one_hot":
-        return verify_standard(logits, layout, None)
+        return partial(verify_standard, draft_probs=None)
     given = [job.draft_probs for job in group if job.draft_probs is not None]
-    return verify_standard(logits, layout, given)
+    return partial(verify_standard, draft_probs=given)
 
 
 def _build_result(request: ScheduledRequest, verdict: Verdict) -> RequestResult:

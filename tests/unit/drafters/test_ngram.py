@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.core import SamplingParams
-from forerun.drafters.ngram import NgramDrafter, NgramIndex
+from forerun.drafters.ngram import MAX_MATCH, NgramDrafter, NgramIndex
 from forerun.plan import DraftRequest
 
 MIN_N, MAX_N = 2, 4
@@ -90,3 +92,39 @@ def test_requests_do_not_share_an_index_and_release_forgets() -> None:
     assert drafter.propose([ask([1, 2], 1, "b")]).draft_token_ids == [[]]
     drafter.release(["a", "never seen"])
     assert drafter.propose([ask([5], 1, "a")]).draft_token_ids == [[]]
+
+
+def count_brute_force(tokens: list[int]) -> int:
+    """The longest earlier occurrence of a suffix within the index's reach, counted on backwards."""
+    for n in range(min(MAX_N, len(tokens)), MIN_N - 1, -1):
+        for end in range(len(tokens) - 1, n - 1, -1):
+            if tokens[end - n : end] == tokens[-n:]:
+                length = n
+                while (
+                    length < min(MAX_MATCH, end)
+                    and tokens[end - length - 1] == (tokens[-length - 1])
+                ):
+                    length += 1
+                return length
+    return 0
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=60), st.integers(1, 8))
+def test_evidence_is_the_logarithm_of_the_growing_match(tokens: list[int], depth: int) -> None:
+    proposal = make_drafter().propose([ask(tokens, depth)])
+    length = count_brute_force(tokens)
+    expected = [math.log2(length + place) for place in range(depth)] if length else []
+    assert proposal.evidence == [expected]
+
+
+def test_matches_are_counted_up_to_a_limit() -> None:
+    tokens = list(range(100)) + list(range(60))
+    assert make_drafter().propose([ask(tokens, 1)]).evidence == [[math.log2(MAX_MATCH)]]
+
+
+def test_evidence_is_a_function_of_the_prefix() -> None:
+    """What follows the match decides the drafts, not how sure of them the drafter is."""
+    first = make_drafter().propose([ask([1, 2, 3, 4, 1, 2], 2)])
+    other = make_drafter().propose([ask([1, 2, 8, 9, 1, 2], 2)])
+    assert first.draft_token_ids != other.draft_token_ids
+    assert first.evidence == other.evidence
