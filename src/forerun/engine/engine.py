@@ -94,10 +94,12 @@ class Engine:
             outputs += self._fail_step(plan, error)
         else:
             outputs += self._commit(plan, results, stats)
-            runner_s += self._draft(stats)
+            stats.draft_s = self._draft(stats)
         self._fill_stats(stats, before)
         stats.step_s = time.perf_counter() - started_s
-        stats.host_s = stats.step_s - runner_s
+        stats.host_s = stats.step_s - runner_s - stats.draft_s
+        if error is None:
+            self._teach_budget(plan, stats)
         return StepMessage(outputs=outputs, stats=stats)
 
     def check_integrity(self) -> None:
@@ -182,6 +184,7 @@ class Engine:
     def _draft(self, stats: StepStats) -> float:
         """Let the drafter propose for the next step; return the seconds it took."""
         selected = self.scheduler.select_drafting()
+        stats.num_drafting = len(selected)
         if not selected:
             return 0.0
         started_s = time.perf_counter()
@@ -197,6 +200,20 @@ class Engine:
             request = self.scheduler.requests[draft.request_id]
             self._committer.count_drafted(request, len(draft.token_ids))
         return elapsed_s
+
+    def _teach_budget(self, plan: StepPlan, stats: StepStats) -> None:
+        """Tell the budget what the step cost, and say in the stats what it had expected."""
+        budget = self.scheduler.budget
+        if not plan.requests:
+            return
+        decision = budget.decision
+        stats.predicted_step_s = (decision.target_ms + decision.draft_ms) / 1000
+        stats.predicted_draft_s = decision.draft_ms / 1000
+        target_ms = (stats.step_s - stats.draft_s) * 1000
+        draft_ms = stats.draft_s * 1000 if stats.num_drafting else None
+        budget.observe_times(target_ms, draft_ms)
+        stats.budget_state = budget.state
+        stats.calibration = budget.take_calibration()
 
     def _forget(self, requests: Sequence[Request]) -> None:
         if not requests:
@@ -214,20 +231,21 @@ class Engine:
         pending, self._pending_outputs = self._pending_outputs, []
         return pending
 
-    def _count_scheduler_events(self) -> tuple[int, int, int]:
+    def _count_scheduler_events(self) -> tuple[int, int, int, int]:
         scheduler = self.scheduler
         return (
             scheduler.num_preemptions,
             scheduler.num_prefix_queries,
             scheduler.num_prefix_hits,
+            scheduler.budget.num_probes,
         )
 
-    def _fill_stats(self, stats: StepStats, before: tuple[int, int, int]) -> None:
+    def _fill_stats(self, stats: StepStats, before: tuple[int, int, int, int]) -> None:
         scheduler = self.scheduler
         after = self._count_scheduler_events()
-        stats.num_preemptions, stats.num_prefix_queries, stats.num_prefix_hits = (
-            now - then for now, then in zip(after, before, strict=True)
-        )
+        changes = [now - then for now, then in zip(after, before, strict=True)]
+        stats.num_preemptions, stats.num_prefix_queries = changes[:2]
+        stats.num_prefix_hits, stats.num_probes = changes[2:]
         stats.num_running = len(scheduler.running)
         stats.num_waiting = len(scheduler.waiting)
         stats.kv_usage_frac = scheduler.cache.usage_frac

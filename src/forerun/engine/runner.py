@@ -102,6 +102,7 @@ class ModelRunner:
                     token_ids=token_ids,
                     confidence=_pick(proposal.confidence, index),
                     evidence=_pick(proposal.evidence, index),
+                    is_drawn=probs is not None,
                     num_drafter_computed_tokens=_pick(proposal.num_computed_tokens, index) or 0,
                 )
             )

@@ -1,0 +1,165 @@
+"""What a step costs here and now: the measured profile, corrected by every real step.
+
+Startup tables age: the bandwidth of a shared machine moves by a factor of two within minutes, and
+with it the price of one row more than that of eight. Each step moves the corrections a little: one
+factor for everything, one per measured size. Their moves are bounded, so a step that was disturbed
+hardly counts (they follow the median), and the local ones fade where nothing is observed.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerun.budget.cost_profile import CostProfile
+
+# Log-error of one step counts at most this much, and moves either correction by this share of it.
+_LARGEST_ERROR = 0.1
+_STEP_SHARE = 0.08
+_GLOBAL_SHARE = 0.05
+_LARGEST_CORRECTION = math.log(16.0)
+# The global factor reaches the table, and local ones fade by this share, every so many steps.
+_STEPS_PER_UPDATE = 16
+_FADE = 0.005
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepShape:
+    """What a step holds before drafts are added.
+
+    `row_ms` sums what sampling its rows costs beyond greedy; `draft_row_ms` is the mean of it per
+    draft row. `num_prompt_rows` of `num_rows` belong to requests that do not sample yet.
+    """
+
+    num_rows: int
+    num_requests: int
+    num_prompt_rows: int = 0
+    num_context_tokens: int = 0
+    row_ms: float = 0.0
+    draft_row_ms: float = 0.0
+
+
+class CostModel:
+    """A CostProfile and its corrections. Bounded, deterministic given the times it is told."""
+
+    def __init__(self, profile: CostProfile) -> None:
+        self.profile = profile
+        self._rows: list[int] = profile.verify_rows.tolist()
+        self._local = np.zeros(len(self._rows))
+        self._global = 0.0
+        self._pending = 0.0
+        self._draft = 0.0
+        self._scale = 1.0
+        self._draft_scale = 1.0
+        self._num_observed = 0
+        self._corrected = profile
+
+    def verify(self, rows: np.ndarray) -> np.ndarray:
+        """Return corrected ms of a target step over so many rows, without its other terms."""
+        return self._corrected.verify(rows)
+
+    def draft(self, num_requests: np.ndarray, depth: int) -> np.ndarray:
+        """Return corrected ms of drafting."""
+        return self.profile.draft(num_requests, depth) * self._draft_scale
+
+    def price(self, shape: StepShape, draft_ms: float = 0.0) -> ModelledStep:
+        """Return the costs of a step; `draft_ms` is what drafting after it will cost."""
+        return ModelledStep(self, shape, draft_ms)
+
+    def fixed_ms(self, shape: StepShape) -> float:
+        """Return what a step costs beside its rows."""
+        profile = self.profile
+        return self._scale * (
+            profile.request_ms * shape.num_requests
+            + profile.kv_token_ms * shape.num_context_tokens
+            + shape.row_ms
+        )
+
+    def observe_step(self, num_rows: int, predicted_ms: float, measured_ms: float) -> None:
+        """Learn from the target's part of a real step."""
+        error = _bound(predicted_ms, measured_ms)
+        self._pending += _GLOBAL_SHARE * error
+        index = min(max(bisect_right(self._rows, num_rows) - 1, 0), len(self._rows) - 1)
+        following = min(index + 1, len(self._rows) - 1)
+        share = 0.0
+        if following > index:
+            width = self._rows[following] - self._rows[index]
+            share = min(1.0, max(0.0, (num_rows - self._rows[index]) / width))
+        self._local[index] += _STEP_SHARE * error * (1.0 - share)
+        self._local[following] += _STEP_SHARE * error * share
+        self._num_observed += 1
+        if self._num_observed % _STEPS_PER_UPDATE == 0:
+            self._update()
+
+    def observe_draft(self, predicted_ms: float, measured_ms: float) -> None:
+        """Learn from one call of the drafter."""
+        moved = self._draft + _STEP_SHARE * _bound(predicted_ms, measured_ms)
+        self._draft = min(max(moved, -_LARGEST_CORRECTION), _LARGEST_CORRECTION)
+        self._draft_scale = math.exp(self._draft)
+
+    def _update(self) -> None:
+        """Rebuild the table: what was learnt for all, for each size, and no size below another."""
+        limit = _LARGEST_CORRECTION
+        self._global = min(max(self._global + self._pending, -limit), limit)
+        self._pending = 0.0
+        self._local *= 1.0 - _FADE
+        np.clip(self._local, -limit, limit, out=self._local)
+        self._scale = math.exp(self._global)
+        self._corrected = self.profile.scaled(self._scale * np.exp(self._local))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelledStep:
+    """StepCosts of one step."""
+
+    model: CostModel
+    shape: StepShape
+    draft_ms: float
+
+    def step(self, num_draft_rows: np.ndarray) -> np.ndarray:
+        """Return the cost of the whole step with so many draft rows."""
+        return self._cost(self.shape.num_rows, num_draft_rows)
+
+    def decode(self, num_draft_rows: np.ndarray) -> np.ndarray:
+        """Return what it would cost without its prompt rows."""
+        return self._cost(self.shape.num_rows - self.shape.num_prompt_rows, num_draft_rows)
+
+    def target_ms(self, num_draft_rows: int) -> float:
+        """Return the cost of the target's part alone."""
+        rows = np.array([self.shape.num_rows + num_draft_rows])
+        verify = float(self.model.verify(rows)[0])
+        sampling = num_draft_rows * self.shape.draft_row_ms
+        return verify + self.model.fixed_ms(self.shape) + sampling
+
+    def _cost(self, num_rows: int, num_draft_rows: np.ndarray) -> np.ndarray:
+        cost = self.model.verify(num_rows + num_draft_rows)
+        cost += self.model.fixed_ms(self.shape) + self.draft_ms
+        if self.shape.draft_row_ms:
+            cost += self.shape.draft_row_ms * num_draft_rows
+        return cost
+
+
+@dataclass(frozen=True, slots=True)
+class ModelledDrafting:
+    """DraftCosts of the next decode step."""
+
+    model: CostModel
+    shape: StepShape
+
+    def verify(self, num_draft_rows: np.ndarray) -> np.ndarray:
+        """Return the cost of the target's part with so many draft rows."""
+        return ModelledStep(self.model, self.shape, 0.0).step(num_draft_rows)
+
+    def draft(self, num_requests: np.ndarray, depth: int) -> np.ndarray:
+        """Return the cost of drafting for so many requests."""
+        return self.model.draft(num_requests, depth)
+
+
+def _bound(predicted_ms: float, measured_ms: float) -> float:
+    """Return the log-error, bounded."""
+    if predicted_ms <= 0.0 or measured_ms <= 0.0:
+        return 0.0
+    return min(max(math.log(measured_ms / predicted_ms), -_LARGEST_ERROR), _LARGEST_ERROR)
