@@ -7,9 +7,11 @@ in sharing, truncation, preemption or prefix matching shows up as a wrong prefix
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
-from forerun.budget import build_policy
+from forerun.budget import build_controller
+from forerun.budget.cost_profile import CostProfile
 from forerun.cache.manager import KVCacheManager
 from forerun.config import SpeculativeConfig
 from forerun.core import RequestOutput, SamplingParams
@@ -113,13 +115,7 @@ class PrefixCheckingRunner:
         drafts = []
         for request in requests:
             tokens = self.draft_tokens(request.token_ids, request.depth)[: request.depth]
-            drafts.append(
-                RequestDraft(
-                    request_id=request.request_id,
-                    token_ids=tokens,
-                    confidence=[1.0] * len(tokens),
-                )
-            )
+            drafts.append(RequestDraft(request_id=request.request_id, token_ids=tokens))
         return drafts
 
     def release(self, request_ids: Sequence[str]) -> None:
@@ -171,8 +167,14 @@ def make_engine(
     max_prefill_while_decoding: int | None = None,
     num_speculative_tokens: int = 5,
     enable_prefix_caching: bool = True,
+    profile: CostProfile | None = None,
+    now_s: Callable[[], float] = time.perf_counter,
+    **speculative: object,
 ) -> Engine:
-    """Build an engine over the real scheduler, cache and committer and a fake runner."""
+    """Build an engine over the real scheduler, cache and committer and a fake runner.
+
+    `speculative` are further keys of SpeculativeConfig.
+    """
     runner = runner or PrefixCheckingRunner(count_up)
     cache = KVCacheManager(
         num_blocks=num_blocks,
@@ -185,9 +187,10 @@ def make_engine(
         max_prefill_while_decoding=max_prefill_while_decoding or max_num_batched_tokens,
         max_waiting_requests=max_waiting_requests,
     )
-    policy = build_policy(SpeculativeConfig(num_speculative_tokens=num_speculative_tokens))
+    config = SpeculativeConfig(num_speculative_tokens=num_speculative_tokens, **speculative)
+    budget = build_controller(config, num_slots=max_num_seqs, profile=profile)
     return Engine(
-        scheduler=Scheduler(limits, cache, policy),
+        scheduler=Scheduler(limits, cache, budget),
         runner=runner,
         tokenizer=ByteTokenizer(),
         limits=EngineLimits(
@@ -198,6 +201,7 @@ def make_engine(
             max_waiting_requests=max_waiting_requests,
         ),
         eos_token_ids=ByteTokenizer.eos_token_ids,
+        now_s=now_s,
     )
 
 

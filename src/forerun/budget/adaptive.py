@@ -100,9 +100,7 @@ def _list_depths(costs: DraftCosts, num_requests: int, max_depth: int) -> list[i
     return [*(depth for depth in _DEPTHS if depth < max_depth), max_depth]
 
 
-def _plan_drafting(
-    inputs: DraftInputs, costs: DraftCosts, recent: np.ndarray, depth: int
-) -> _Plan:
+def _plan_drafting(inputs: DraftInputs, costs: DraftCosts, recent: np.ndarray, depth: int) -> _Plan:
     """Replay the remembered drafts, cut to `depth`, in a step of today's requests."""
     num_requests = inputs.num_requests
     plain_ms = float(costs.verify(np.zeros(1))[0])
@@ -158,4 +156,5 @@ def _predict_gains(gains: np.ndarray, inputs: DraftInputs) -> np.ndarray:
     spread = seen - seen.mean()
     variance = float(spread @ spread)
     slope = max(0.0, float(spread @ gains) / variance) if variance > 1e-6 else 0.0
-    return np.maximum(0.0, mean + slope * (hits - seen.mean()))
+    expected: np.ndarray = np.maximum(0.0, mean + slope * (hits - seen.mean()))
+    return expected

@@ -64,7 +64,8 @@ class ConfidenceModel:
 def _logit(probability: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore"):
         logit = np.log(probability) - np.log1p(-probability)
-    return np.clip(logit, -_LARGEST_LOGIT, _LARGEST_LOGIT)
+    clipped: np.ndarray = np.clip(logit, -_LARGEST_LOGIT, _LARGEST_LOGIT)
+    return clipped
 
 
 def _flatten(rows: Sequence[Sequence[float]]) -> np.ndarray:

@@ -119,9 +119,7 @@ class BudgetController:
         if any(num_drafts):
             counts = np.array(num_drafts, dtype=np.int64)
             admitted = self._admit(anchors, counts, num_decoding, max_verified, price)
-        self.decision = StepDecision(
-            num_admitted=admitted, num_rows=shape.num_rows + sum(admitted)
-        )
+        self.decision = StepDecision(num_admitted=admitted, num_rows=shape.num_rows + sum(admitted))
         if price is not None:
             self.decision.target_ms = price.target_ms(sum(admitted))
             self.decision.draft_ms = price.draft_ms
@@ -139,7 +137,8 @@ class BudgetController:
             self._plan(slots, num_context_tokens)
         if not self.policy.needs_confidence:
             return [self.drafting.depth] * count
-        return self._select(slots).tolist()
+        depths: list[int] = self._select(slots).tolist()
+        return depths
 
     def record(self, requests: Sequence[Request], drafts: Sequence[RequestDraft]) -> None:
         """Take in what the drafter proposed to these requests."""
@@ -247,7 +246,8 @@ class BudgetController:
     def _add_recent(
         self, inputs: DraftInputs, slots: np.ndarray, num_context_tokens: int
     ) -> DraftInputs:
-        assert self.costs is not None and self.confidence is not None
+        assert self.costs is not None
+        assert self.confidence is not None
         recent, memory = self._recent, self.memory
         row_ms = memory.row_ms[slots]
         shape = StepShape(
@@ -297,4 +297,3 @@ class BudgetController:
 
 def _find_slots(requests: Sequence[Request]) -> np.ndarray:
     return np.fromiter((request.slot for request in requests), dtype=np.int64, count=len(requests))
-

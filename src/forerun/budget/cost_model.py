@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -108,7 +108,8 @@ class CostModel:
         self._local *= 1.0 - _FADE
         np.clip(self._local, -limit, limit, out=self._local)
         self._scale = math.exp(self._global)
-        self._corrected = self.profile.scaled(self._scale * np.exp(self._local))
+        corrected = self.profile.verify_ms * (self._scale * np.exp(self._local))
+        self._corrected = replace(self.profile, verify_ms=corrected)
 
 
 @dataclass(frozen=True, slots=True)

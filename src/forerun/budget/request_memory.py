@@ -66,7 +66,8 @@ class RequestMemory:
         accepted = self._num_hits[slots] + _PRIOR_WEIGHT * average
         rejected = self._num_seen[slots] - self._num_hits[slots] + _PRIOR_WEIGHT * (1.0 - average)
         ratio = accepted * (1.0 - average) / (rejected * average)
-        return np.log(ratio).astype(np.float32)
+        hits: np.ndarray = np.log(ratio).astype(np.float32)
+        return hits
 
     def count_hits(
         self, slots: np.ndarray, num_verified: np.ndarray, num_accepted: np.ndarray

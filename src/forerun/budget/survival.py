@@ -42,4 +42,5 @@ def allocate(
     admitted = (is_draft & (survival > last_admitted)).sum(axis=1)
     ties = np.flatnonzero((is_draft & (survival == last_admitted)).T)
     chosen = ties[: verification_budget - admitted.sum()] % len(survival)
-    return admitted + np.bincount(chosen, minlength=len(survival))
+    counts: np.ndarray = admitted + np.bincount(chosen, minlength=len(survival))
+    return counts

@@ -8,17 +8,20 @@ from typing import Any
 
 import forerun
 from forerun.attention import build_attention_backend
-from forerun.budget import build_policy
+from forerun.budget import build_controller
+from forerun.budget.calibration import ConfidenceTemperatures
+from forerun.budget.cost_profile import CostProfile
 from forerun.cache.kv_store import KVStore
 from forerun.cache.manager import KVCacheManager
-from forerun.config import EngineConfig
+from forerun.config import EngineConfig, SpeculativeConfig
 from forerun.data.bundled import resolve_model_path
 from forerun.drafters import build_drafter
+from forerun.drafters.base import DrafterCapabilities
 from forerun.engine.allocator import keep_freed_memory
 from forerun.engine.engine import Engine
 from forerun.engine.messages import EngineLimits
 from forerun.engine.resolve import Resolved, resolve
-from forerun.engine.runner import ModelRunner
+from forerun.engine.runner import ModelRunner, count_logits_rows
 from forerun.engine.scheduler import Scheduler, SchedulerLimits
 from forerun.errors import ConfigError
 from forerun.logs import get_logger
@@ -34,6 +37,14 @@ logger = get_logger(__name__)
 
 # New objects between two runs of the cycle collector; Python's 700 are less than one large step.
 _COLLECT_AFTER = 20_000
+
+_EXPLAINED_POLICIES = {
+    "adaptive": "adaptive verification is on",
+    "fixed": 'adaptive off: every draft is verified; "enable_adaptive_verification" is not given',
+    "schedule": "adaptive off: the number of drafts follows a given schedule",
+    "threshold": "adaptive off: drafts are cut at a given confidence",
+    "none": "adaptive off: there is no drafter",
+}
 
 Progress = Callable[[int, int], None]
 
@@ -85,7 +96,9 @@ def build_engine(
         runner=runner,
         tokenizer=tokenizer,
         spec=spec,
-        num_lookahead_slots=drafter.capabilities.num_lookahead_slots,
+        drafter=drafter.capabilities,
+        profile=profile,
+        temperatures=temperatures,
     )
     _calm_collector()
     info = describe_engine(config, resolved, model, engine)
@@ -128,9 +141,15 @@ def assemble_engine(
     runner: Runner,
     tokenizer: Tokenizer,
     spec: ModelSpec,
-    num_lookahead_slots: int = 0,
+    drafter: DrafterCapabilities | None = None,
+    profile: CostProfile | None = None,
+    temperatures: ConfidenceTemperatures | None = None,
 ) -> Engine:
-    """Wire cache, policy, scheduler and runner into an engine."""
+    """Wire cache, budget, scheduler and runner into an engine.
+
+    `drafter` defaults to one that needs and gives nothing; adaptive verification needs a `profile`.
+    """
+    drafter = drafter or DrafterCapabilities(max_speculative_tokens=0)
     cache = KVCacheManager(
         num_blocks=resolved.num_blocks,
         kv_block_size=config.cache.kv_block_size,
@@ -141,9 +160,18 @@ def assemble_engine(
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         max_prefill_while_decoding=resolved.max_prefill_while_decoding,
         max_waiting_requests=config.scheduler.max_waiting_requests,
-        num_lookahead_slots=num_lookahead_slots,
+        num_lookahead_slots=drafter.num_lookahead_slots,
+        max_logits_rows=count_logits_rows(spec.vocab_size),
     )
-    scheduler = Scheduler(limits, cache, build_policy(config.speculative))
+    speculative = config.speculative
+    budget = build_controller(
+        speculative,
+        num_slots=config.scheduler.max_num_seqs,
+        profile=profile,
+        has_head=drafter.emits_confidence,
+        temperatures=temperatures,
+    )
+    scheduler = Scheduler(limits, cache, budget, default_method=speculative.rejection_sample_method)
     engine_limits = EngineLimits(
         max_model_len=resolved.max_model_len,
         vocab_size=spec.vocab_size,
@@ -164,16 +192,11 @@ def describe_engine(
     config: EngineConfig, resolved: Resolved, model: TargetModel, engine: Engine
 ) -> dict[str, Any]:
     """Return the JSON-ready facts of /server_info, and log the choice of drafter and policy."""
-    speculative = config.speculative
-    policy = engine.scheduler.policy.name
-    reason = f"policy {policy!r} verifies a constant number of drafts"
+    speculative = _describe_speculation(config.speculative, engine)
     logger.info(
-        "drafter %s, k = %d, policy %s, verifier %s; adaptive off: %s",
-        speculative.method,
-        speculative.max_draft_tokens,
-        policy,
-        speculative.rejection_sample_method,
-        reason,
+        "drafter %(method)s, k = %(num_speculative_tokens)d, policy %(policy)s, verifier "
+        "%(rejection_sample_method)s; %(adaptive_reason)s",
+        speculative,
     )
     return {
         "version": forerun.__version__,
@@ -195,12 +218,23 @@ def describe_engine(
             "kv_block_size": engine.limits.kv_block_size,
             "prefix_caching": config.cache.enable_prefix_caching,
         },
-        "speculative": {
-            "method": speculative.method,
-            "num_speculative_tokens": speculative.max_draft_tokens,
-            "policy": policy,
-            "rejection_sample_method": speculative.rejection_sample_method,
-            "adaptive_active": False,
-            "adaptive_reason": reason,
-        },
+        "speculative": speculative,
     }
+
+
+def _describe_speculation(config: SpeculativeConfig, engine: Engine) -> dict[str, Any]:
+    budget = engine.scheduler.budget
+    policy = budget.policy.name
+    described: dict[str, Any] = {
+        "method": config.method,
+        "model": config.model or None,
+        "num_speculative_tokens": config.max_draft_tokens,
+        "policy": policy,
+        "rejection_sample_method": config.rejection_sample_method,
+        "adaptive_active": policy == "adaptive",
+        "adaptive_reason": _EXPLAINED_POLICIES[policy],
+    }
+    if budget.costs is not None:
+        profile = budget.costs.profile
+        described["cost_profile"] = {"source": profile.source, **profile.to_dict()}
+    return described

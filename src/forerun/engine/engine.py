@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from forerun.core import FinishReason, Request, RequestOutput
 from forerun.engine.admission import check_request
@@ -35,12 +35,14 @@ class Engine:
         tokenizer: Tokenizer,
         limits: EngineLimits,
         eos_token_ids: frozenset[int],
+        now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.limits = limits
         self.scheduler = scheduler
         self._runner = runner
         self._committer = Committer(tokenizer)
         self._eos_token_ids = eos_token_ids
+        self._now_s = now_s
         self._children: dict[str, list[Request]] = {}
         self._pending_outputs: list[RequestOutput] = []
 
@@ -82,13 +84,13 @@ class Engine:
 
     def step(self) -> StepMessage:
         """Run one step over everything that can run and return what it produced."""
-        started_s = time.perf_counter()
+        started_s = self._now_s()
         stats = StepStats()
         before = self._count_scheduler_events()
         plan = self.scheduler.schedule()
-        runner_s = time.perf_counter()
+        runner_s = self._now_s()
         results, error = self._execute(plan)
-        runner_s = time.perf_counter() - runner_s
+        runner_s = self._now_s() - runner_s
         outputs = self._take_pending()
         if error is not None:
             outputs += self._fail_step(plan, error)
@@ -96,7 +98,7 @@ class Engine:
             outputs += self._commit(plan, results, stats)
             stats.draft_s = self._draft(stats)
         self._fill_stats(stats, before)
-        stats.step_s = time.perf_counter() - started_s
+        stats.step_s = self._now_s() - started_s
         stats.host_s = stats.step_s - runner_s - stats.draft_s
         if error is None:
             self._teach_budget(plan, stats)
@@ -187,13 +189,13 @@ class Engine:
         stats.num_drafting = len(selected)
         if not selected:
             return 0.0
-        started_s = time.perf_counter()
+        started_s = self._now_s()
         try:
             drafts = self._runner.draft(selected)
         except Exception:
             logger.exception("the drafter failed; the next step runs without drafts")
-            return time.perf_counter() - started_s
-        elapsed_s = time.perf_counter() - started_s
+            return self._now_s() - started_s
+        elapsed_s = self._now_s() - started_s
         self.scheduler.set_drafts(drafts)
         for draft in drafts:
             stats.num_draft_tokens += len(draft.token_ids)
