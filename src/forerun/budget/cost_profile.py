@@ -164,9 +164,8 @@ def _trace_steps(rows: np.ndarray, ms: np.ndarray, limit: int) -> tuple[np.ndarr
     limit starts the same way, so that nothing is interpolated across it.
     """
     x, y = [float(rows[0])], [float(ms[0])]
-    for last, size, cost in zip(
-        rows[:-1].tolist(), rows[1:].tolist(), ms[1:].tolist(), strict=True
-    ):
+    sizes, costs = rows.tolist(), ms.tolist()
+    for last, size, cost in zip(sizes, sizes[1:], costs[1:], strict=False):
         if last <= limit:
             x.append(float(np.nextafter(last, _FAR)))
             y.append(cost)

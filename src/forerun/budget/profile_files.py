@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from forerun.budget.cost_profile import FORMAT, CostProfile
-from forerun.budget.timed_shapes import fit_timed_shapes, parse_case
+from forerun.budget.timed_shapes import fit_timed_shapes
 from forerun.errors import ConfigError
 from forerun.logs import get_logger
 
@@ -51,7 +51,7 @@ def load_profile(path: Path, key: Mapping[str, str] | None = None) -> CostProfil
         elif isinstance(value, dict) and set(_RATES) <= value.keys():
             profile = _read_rates(value, source)
         elif _is_timed_shapes(value):
-            profile = fit_timed_shapes([_read_timed(item) for item in value], source)
+            profile = fit_timed_shapes(value, source)
         else:
             raise ConfigError(f"{path} holds {_describe(value)}; a cost profile is {_READABLE}.")
     except (ValueError, TypeError, KeyError) as error:
@@ -120,7 +120,7 @@ def _read_json(path: Path) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         if FORMAT in text:
-            raise ProfileMismatch(f"{path} is damaged: it is not whole JSON ({error})") from error
+            raise ProfileMismatch(f"{path} is damaged: not whole JSON ({error})") from error
         raise ConfigError(
             f"{path} is not JSON ({error}); a cost profile is {_READABLE}."
         ) from error
@@ -187,7 +187,3 @@ def _is_timed_shapes(value: Any) -> bool:
         and bool(value)
         and all(isinstance(item, dict) and {"case", "median_us"} <= item.keys() for item in value)
     )
-
-
-def _read_timed(item: Mapping[str, Any]) -> Sequence[float]:
-    return (*parse_case(item["case"]), float(item["median_us"]) / 1000.0)

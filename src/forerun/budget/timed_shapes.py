@@ -2,16 +2,18 @@
 
 A case such as `verify=16*4@4096:3` is one time for 16 requests of 4 rows each at context 4096,
 followed by 3 draft tokens. Whatever two cases differ in alone prices that difference; a term that
-no two cases tell apart is 0 and stays part of the verification it was timed with. What a profile
-cannot hold, and cases that are no verification, are refused by name.
+no two cases tell apart is 0 and stays part of the verification it was timed with. Cases
+that are no verification are refused by name.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
@@ -37,21 +39,26 @@ class _Timed:
         return self.num_requests * self.rows_each
 
 
-def parse_case(text: str) -> tuple[int, int, int, int]:
-    """Return (requests, rows each, context, drafts) of a case; raises ConfigError."""
+def _read_case(item: Mapping[str, Any]) -> _Timed:
+    text, ms = item["case"], float(item["median_us"]) / 1000.0
     match = _CASE.fullmatch(text) if isinstance(text, str) else None
     if match is None or int(match[1]) * int(match[2]) == 0:
         raise ConfigError(
             f"case {text!r} is no timed verification; cases look like verify=16*4@4096:3 (16 "
             "requests of 4 rows at context 4096, then 3 drafts). Time such cases alone."
         )
+    if not 0 <= ms < math.inf:
+        raise ValueError(f"median_us of {text} is {item['median_us']}")
     requests, rows, context, drafts = (int(group or 0) for group in match.groups())
-    return requests, rows, context, drafts
+    return _Timed(requests, rows, context, drafts, ms)
 
 
-def fit_timed_shapes(shapes: Sequence[Sequence[float]], source: str) -> CostProfile:
-    """Return the profile of shapes (requests, rows each, context, drafts, ms)."""
-    timed = [_Timed(*(int(number) for number in shape[:4]), shape[4]) for shape in shapes]
+def fit_timed_shapes(items: Sequence[Mapping[str, Any]], source: str) -> CostProfile:
+    """Return the profile of items with a `case` and its `median_us`.
+
+    Raises ConfigError for a case of another kind and ValueError for a time that is none.
+    """
+    timed = [_read_case(item) for item in items]
     timed, drafting = _split_drafting(timed)
     kv_token_ms = _fit_slope(
         timed,
