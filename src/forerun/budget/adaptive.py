@@ -43,7 +43,8 @@ class AdaptivePolicy:
     def choose_budget(self, inputs: BudgetInputs) -> BudgetDecision:
         """Return the budget of highest value; the largest that fits if trimming gains little."""
         planning, costs = inputs.planning_survival, inputs.costs
-        assert planning is not None and costs is not None, "this policy needs both"
+        assert planning is not None, "this policy needs confidences"
+        assert costs is not None, "this policy needs costs"
         is_draft = mark_drafts(inputs.num_draft_tokens, planning.shape[1])
         slots = -np.sort(-planning[is_draft])
         largest = min(len(slots), inputs.max_verified)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import forerun
@@ -20,6 +22,8 @@ from forerun.drafters.base import DrafterCapabilities
 from forerun.engine.allocator import keep_freed_memory
 from forerun.engine.engine import Engine
 from forerun.engine.messages import EngineLimits
+from forerun.engine.profile_key import build_profile_key, build_profile_limits
+from forerun.engine.profile_source import obtain_profile
 from forerun.engine.resolve import Resolved, resolve
 from forerun.engine.runner import ModelRunner, count_logits_rows
 from forerun.engine.scheduler import Scheduler, SchedulerLimits
@@ -46,7 +50,7 @@ _EXPLAINED_POLICIES = {
     "none": "adaptive off: there is no drafter",
 }
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[str, int, int], None]
 
 
 def build_engine(
@@ -54,7 +58,7 @@ def build_engine(
 ) -> tuple[Engine, Tokenizer, dict[str, Any]]:
     """Load the model and return (engine, tokenizer, info); raises ConfigError.
 
-    `progress(done, total)` is called while weights load.
+    `progress(stage, done, total)` is called while it starts.
     """
     path = resolve_model_path(config.model.model)
     spec = read_model_spec(path)
@@ -69,7 +73,7 @@ def build_engine(
         path,
         dtype=resolved.dtype,
         device=resolved.device,
-        progress=progress,
+        progress=_name_stage(progress, "loading weights"),
         quantization="q8_0" if is_q8_0 else resolved.quantization,
     )
     is_invariant = _settle_crossover(config, resolved, model)
@@ -90,6 +94,15 @@ def build_engine(
         backend=backend,
         device=resolved.device,
     )
+    profile = None
+    if config.speculative.enable_adaptive_verification:
+        profile = obtain_profile(
+            runner,
+            build_profile_key(config, resolved, path, find_draft_model(config.speculative)),
+            given_path=config.speculative.cost_profile,
+            limits=build_profile_limits(config, resolved, spec.vocab_size),
+            progress=_name_stage(progress, "measuring step costs"),
+        )
     engine = assemble_engine(
         config,
         resolved,
@@ -98,13 +111,30 @@ def build_engine(
         spec=spec,
         drafter=drafter.capabilities,
         profile=profile,
-        temperatures=temperatures,
+        temperatures=load_temperatures(config.speculative),
     )
     _calm_collector()
     info = describe_engine(config, resolved, model, engine)
     weight_types = model.count_weight_types()
     info |= {"batch_invariant": is_invariant, "weight_types": weight_types}
     return engine, tokenizer, info
+
+
+def _name_stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:
+    return None if progress is None else partial(progress, stage)
+
+
+def find_draft_model(config: SpeculativeConfig) -> Path | None:
+    """Return the draft model's file or folder, if there is one; raises ConfigError."""
+    return resolve_model_path(config.model) if config.model else None
+
+
+def load_temperatures(config: SpeculativeConfig) -> ConfidenceTemperatures | None:
+    """Return the temperatures that lie beside a draft model, if any; raises ConfigError."""
+    path = find_draft_model(config)
+    if path is None or not path.is_dir():
+        return None
+    return ConfidenceTemperatures.load(path, config.num_speculative_tokens)
 
 
 def _calm_collector() -> None:

@@ -59,8 +59,9 @@ class ReadyMessage:
 
 @dataclass(slots=True, kw_only=True)
 class LoadingMessage:
-    """Progress while weights load, before ReadyMessage."""
+    """Progress of one stage of starting, before ReadyMessage."""
 
+    stage: str
     done: int
     total: int
 
