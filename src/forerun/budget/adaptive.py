@@ -63,7 +63,10 @@ class AdaptivePolicy:
         return BudgetDecision(verification_budget=best, max_verified=inputs.num_draft_tokens)
 
     def choose_drafting(self, inputs: DraftInputs) -> DraftDecision:
-        """Return the depth and the requests of highest rate; depth 0 if not drafting is faster."""
+        """Return the depth and the requests of highest rate; depth 0 if not drafting is faster.
+
+        With nothing to go by, everyone drafts: that is how it becomes known.
+        """
         costs, recent = inputs.costs, inputs.recent_survival
         assert costs is not None, "this policy needs costs"
         if recent is None or len(recent) == 0:

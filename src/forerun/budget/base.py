@@ -75,8 +75,8 @@ class DraftInputs:
     """The requests that could draft for the next step, and what recent drafts were like.
 
     `hits` is each request's own recent acceptance, in log-odds against the average (0: unknown).
-    `recent_survival` and `recent_hits` replay remembered drafts, zeros where nothing was proposed,
-    as they would be judged now.
+    `recent_survival` and `recent_hits` replay remembered drafts as they would be judged now, zeros
+    past their ends.
     """
 
     num_requests: int

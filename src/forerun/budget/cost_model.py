@@ -1,9 +1,9 @@
 """What a step costs here and now: the measured profile, corrected by every real step.
 
 Startup tables age: the bandwidth of a shared machine moves by a factor of two within minutes, and
-with it the price of one row more than that of eight. Each step moves the corrections a little: one
-factor for everything, one per measured size. Their moves are bounded, so a step that was disturbed
-hardly counts (they follow the median), and the local ones fade where nothing is observed.
+with it the price of one row more than that of eight. One correction is common to all sizes and
+follows the median error of the last steps; one per measured size is moved by every step a bounded
+bit, so that a step which was disturbed hardly counts, and fades where nothing is observed.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 
 from forerun.budget.cost_profile import CostProfile
 
-# Log-error of one step counts at most this much, and moves either correction by this share of it.
+# The log-error of one step counts at most this much, and moves a local correction by this share.
 _LARGEST_ERROR = 0.1
-_STEP_SHARE = 0.08
-_GLOBAL_SHARE = 0.05
-_LARGEST_CORRECTION = math.log(16.0)
-# The global factor reaches the table, and local ones fade by this share, every so many steps.
+_LOCAL_SHARE = 0.08
+_LARGEST_CORRECTION = math.log(64.0)
+# Every so many steps the median of their errors moves the common correction by this share of it,
+# the table is rebuilt, and local corrections fade.
 _STEPS_PER_UPDATE = 16
+_COMMON_SHARE = 0.5
 _FADE = 0.005
 
 
@@ -49,12 +51,11 @@ class CostModel:
         self.profile = profile
         self._rows: list[int] = profile.verify_rows.tolist()
         self._local = np.zeros(len(self._rows))
-        self._global = 0.0
-        self._pending = 0.0
+        self._common = 0.0
+        self._errors: list[float] = []
         self._draft = 0.0
         self._scale = 1.0
         self._draft_scale = 1.0
-        self._num_observed = 0
         self._corrected = profile
 
     def verify(self, rows: np.ndarray) -> np.ndarray:
@@ -80,34 +81,35 @@ class CostModel:
 
     def observe_step(self, num_rows: int, predicted_ms: float, measured_ms: float) -> None:
         """Learn from the target's part of a real step."""
-        error = _bound(predicted_ms, measured_ms)
-        self._pending += _GLOBAL_SHARE * error
+        error = _compare(predicted_ms, measured_ms)
+        self._errors.append(error)
+        moved = _LOCAL_SHARE * _bound(error)
         index = min(max(bisect_right(self._rows, num_rows) - 1, 0), len(self._rows) - 1)
         following = min(index + 1, len(self._rows) - 1)
         share = 0.0
         if following > index:
             width = self._rows[following] - self._rows[index]
             share = min(1.0, max(0.0, (num_rows - self._rows[index]) / width))
-        self._local[index] += _STEP_SHARE * error * (1.0 - share)
-        self._local[following] += _STEP_SHARE * error * share
-        self._num_observed += 1
-        if self._num_observed % _STEPS_PER_UPDATE == 0:
+        self._local[index] += moved * (1.0 - share)
+        self._local[following] += moved * share
+        if len(self._errors) == _STEPS_PER_UPDATE:
             self._update()
 
     def observe_draft(self, predicted_ms: float, measured_ms: float) -> None:
         """Learn from one call of the drafter."""
-        moved = self._draft + _STEP_SHARE * _bound(predicted_ms, measured_ms)
+        moved = self._draft + _LOCAL_SHARE * _bound(_compare(predicted_ms, measured_ms))
         self._draft = min(max(moved, -_LARGEST_CORRECTION), _LARGEST_CORRECTION)
         self._draft_scale = math.exp(self._draft)
 
     def _update(self) -> None:
         """Rebuild the table: what was learnt for all, for each size, and no size below another."""
         limit = _LARGEST_CORRECTION
-        self._global = min(max(self._global + self._pending, -limit), limit)
-        self._pending = 0.0
+        self._common += _COMMON_SHARE * median(self._errors)
+        self._common = min(max(self._common, -limit), limit)
+        self._errors.clear()
         self._local *= 1.0 - _FADE
         np.clip(self._local, -limit, limit, out=self._local)
-        self._scale = math.exp(self._global)
+        self._scale = math.exp(self._common)
         corrected = self.profile.verify_ms * (self._scale * np.exp(self._local))
         self._corrected = replace(self.profile, verify_ms=corrected)
 
@@ -159,8 +161,12 @@ class ModelledDrafting:
         return self.model.draft(num_requests, depth)
 
 
-def _bound(predicted_ms: float, measured_ms: float) -> float:
-    """Return the log-error, bounded."""
+def _compare(predicted_ms: float, measured_ms: float) -> float:
+    """Return the log-error; 0 for times that cannot be compared."""
     if predicted_ms <= 0.0 or measured_ms <= 0.0:
         return 0.0
-    return min(max(math.log(measured_ms / predicted_ms), -_LARGEST_ERROR), _LARGEST_ERROR)
+    return math.log(measured_ms / predicted_ms)
+
+
+def _bound(error: float) -> float:
+    return min(max(error, -_LARGEST_ERROR), _LARGEST_ERROR)

@@ -10,7 +10,11 @@ import numpy as np
 
 
 class RecentDrafts:
-    """A ring of the last drafts; requests that were asked and got none count as empty drafts."""
+    """A ring of the last drafts of at least one token.
+
+    Empty ones are left out: a drafter that finds nothing costs next to nothing, and says nothing
+    about what its drafts are worth once it finds some.
+    """
 
     def __init__(self, capacity: int, num_positions: int) -> None:
         self._evidence = np.zeros((capacity, num_positions), dtype=np.float32)
@@ -32,8 +36,8 @@ class RecentDrafts:
     ) -> None:
         """Remember drafts; of more than fit, the last ones."""
         capacity = len(self._evidence)
-        kept = slice(max(0, len(num_drafts) - capacity), None)
-        count = len(num_drafts[kept])
+        kept = num_drafts.nonzero()[0][-capacity:]
+        count = len(kept)
         places = (self._next + np.arange(count)) % capacity
         self._evidence[places] = evidence[kept]
         self._num_drafts[places] = num_drafts[kept]
