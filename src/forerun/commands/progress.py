@@ -56,3 +56,7 @@ class LoadingBar:
         self._progress.update(
             self._task, description="loading weights", completed=done, total=total
         )
+
+    def update_profile(self, done: int, total: int) -> None:
+        """Show how much of the cost profile is measured."""
+        self._progress.update(self._task, description="measuring", completed=done, total=total)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import forerun
@@ -14,6 +16,7 @@ from forerun.cache.manager import KVCacheManager
 from forerun.config import EngineConfig
 from forerun.data.bundled import resolve_model_path
 from forerun.drafters import build_drafter
+from forerun.drafters.base import Drafter
 from forerun.engine.allocator import keep_freed_memory
 from forerun.engine.engine import Engine
 from forerun.engine.messages import EngineLimits
@@ -38,13 +41,21 @@ _COLLECT_AFTER = 20_000
 Progress = Callable[[int, int], None]
 
 
-def build_engine(
-    config: EngineConfig, *, progress: Progress | None = None
-) -> tuple[Engine, Tokenizer, dict[str, Any]]:
-    """Load the model and return (engine, tokenizer, info); raises ConfigError.
+@dataclass(frozen=True, kw_only=True)
+class EngineParts:
+    """What a configuration loads: everything below the scheduler."""
 
-    `progress(done, total)` is called while weights load.
-    """
+    path: Path
+    resolved: Resolved
+    tokenizer: Tokenizer
+    drafter: Drafter
+    model: DecoderModel
+    runner: ModelRunner
+    is_invariant: bool
+
+
+def load_parts(config: EngineConfig, *, progress: Progress | None = None) -> EngineParts:
+    """Load the model and build its runner; raises ConfigError."""
     path = resolve_model_path(config.model.model)
     spec = read_model_spec(path)
     drafter = build_drafter(config.speculative)
@@ -77,19 +88,38 @@ def build_engine(
         backend=backend,
         device=resolved.device,
     )
+    return EngineParts(
+        path=path,
+        resolved=resolved,
+        tokenizer=tokenizer,
+        drafter=drafter,
+        model=model,
+        runner=runner,
+        is_invariant=is_invariant,
+    )
+
+
+def build_engine(
+    config: EngineConfig, *, progress: Progress | None = None
+) -> tuple[Engine, Tokenizer, dict[str, Any]]:
+    """Load the model and return (engine, tokenizer, info); raises ConfigError.
+
+    `progress(done, total)` is called while weights load.
+    """
+    parts = load_parts(config, progress=progress)
     engine = assemble_engine(
         config,
-        resolved,
-        runner=runner,
-        tokenizer=tokenizer,
-        spec=spec,
-        num_lookahead_slots=drafter.capabilities.num_lookahead_slots,
+        parts.resolved,
+        runner=parts.runner,
+        tokenizer=parts.tokenizer,
+        spec=parts.model.spec,
+        num_lookahead_slots=parts.drafter.capabilities.num_lookahead_slots,
     )
     _calm_collector()
-    info = describe_engine(config, resolved, model, engine)
-    weight_types = model.count_weight_types()
-    info |= {"batch_invariant": is_invariant, "weight_types": weight_types}
-    return engine, tokenizer, info
+    info = describe_engine(config, parts.resolved, parts.model, engine)
+    weight_types = parts.model.count_weight_types()
+    info |= {"batch_invariant": parts.is_invariant, "weight_types": weight_types}
+    return engine, parts.tokenizer, info
 
 
 def _calm_collector() -> None:
