@@ -78,6 +78,7 @@ def show(profile: CostProfile) -> None:
     terms = {
         "per request": profile.request_ms,
         "per 1,000 cached tokens": 1000.0 * profile.kv_token_ms,
+        "and later row": 1000.0 * profile.row_token_ms,
         "per sampled row": profile.sampled_row_ms,
         "per filtered row": profile.filtered_row_ms,
     }
