@@ -195,7 +195,7 @@ class BudgetController:
             return None
         row_ms = self.memory.row_ms[_find_slots(anchors)]
         if row_ms.any():
-            shape = replace(shape, row_ms=float(row_ms.sum()), draft_row_ms=float(row_ms.mean()))
+            shape = replace(shape, row_ms=float(row_ms.sum()), sampling_ms=float(row_ms.mean()))
         draft_ms = self.drafting.draft_ms if self.drafting.depth else 0.0
         return self.costs.price(shape, draft_ms)
 
@@ -257,7 +257,7 @@ class BudgetController:
             num_requests=len(slots),
             num_context_tokens=num_context_tokens,
             row_ms=float(row_ms.sum()),
-            draft_row_ms=float(row_ms.mean()),
+            sampling_ms=float(row_ms.mean()),
         )
         survival = None
         if len(recent):

@@ -1,4 +1,4 @@
-"""One step of the budget, told in full: what was drafted, what was admitted and why, what came of it.
+"""One step of the budget in full: what was drafted, what was admitted and why, what came of it.
 
 For people (`forerun generate --explain`), not for metrics: it is only put together when asked for.
 """
