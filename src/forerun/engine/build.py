@@ -16,7 +16,7 @@ from forerun.budget.calibration import ConfidenceTemperatures
 from forerun.budget.cost_profile import CostProfile
 from forerun.cache.kv_store import KVStore
 from forerun.cache.manager import KVCacheManager
-from forerun.config import EngineConfig, SpeculativeConfig
+from forerun.config import EngineConfig
 from forerun.data.bundled import resolve_model_path
 from forerun.drafters import build_drafter
 from forerun.drafters.base import Drafter, DrafterCapabilities
@@ -35,6 +35,7 @@ from forerun.models.decoder import DecoderModel
 from forerun.models.loader import load_model, read_model_spec
 from forerun.models.spec import ModelSpec
 from forerun.plan import Runner
+from forerun.speculative_config import SpeculativeConfig
 from forerun.tokenization import Tokenizer, load_tokenizer
 from forerun.verification.verify import Verifier
 

@@ -6,10 +6,10 @@ import sys
 
 import numpy as np
 import pytest
-from acceptance_worlds import NUM_POSITIONS, LogisticWorld, MatchWorld, World, serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from acceptance_worlds import NUM_POSITIONS, LogisticWorld, MatchWorld, World, serve
 from forerun.budget.calibration import compute_ece
 from forerun.budget.estimator import WINDOW, AcceptanceEstimator, EstimatorPrior
 
