@@ -94,10 +94,12 @@ def test_an_estimator_that_never_learns_fails_the_same_judgement() -> None:
 def test_trimmed_drafts_are_not_taken_for_rejected_ones() -> None:
     """Depths from 1 to 7 at acceptance 0.8: counting what was not seen as rejected would put the
     last position at 0.8 * 0.8^6 * P(verified), below 0.1."""
-    stream = Stream(EstimatorPrior.HEADLESS, evidence=0.0)
+    stream = Stream(EstimatorPrior.HEADLESS, evidence=0.0, num_requests=4)
+    predicted = []
     for step in range(1500):
         stream.step(0.8, 1 + step % NUM_POSITIONS)
-    np.testing.assert_allclose(stream.predict(), 0.8, atol=0.07)
+        predicted.append(stream.predict())
+    np.testing.assert_allclose(np.mean(predicted[300:], axis=0), 0.8, atol=0.05)
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -130,10 +132,10 @@ def test_collapse_is_believed_within_25_drafts_and_return_within_three(
 ) -> None:
     stream = Stream(prior, evidence=evidence)
     for _ in range(2):
-        confidences = [stream.step(0.9, NUM_POSITIONS) for _ in range(1500)]
-        assert np.mean(confidences[500:]) == pytest.approx(0.9, abs=0.03)
+        confidences = [stream.step(0.9, NUM_POSITIONS) for _ in range(600)]
+        assert np.mean(confidences[300:]) == pytest.approx(0.9, abs=0.03)
         assert min(stream.step(0.0, depth) for _ in range(25)) < 0.15
-        assert max(stream.step(0.0, 1) for _ in range(2000)) < 0.15
+        assert max(stream.step(0.0, 1) for _ in range(800)) < 0.15
         assert max(stream.step(1.0, 1) for _ in range(3)) > 0.5
 
 
@@ -248,9 +250,7 @@ def test_same_outcomes_give_the_same_bits() -> None:
     assert results[0] == results[1]
 
 
-def test_no_draft_sees_its_own_outcome() -> None:
-    """predict() reads only the past: the outcome of a step moves later predictions, not its own,
-    and a request's prediction does not depend on who shares the batch."""
+def test_a_prediction_does_not_depend_on_who_shares_the_batch() -> None:
     estimator = make_estimator()
     serve(
         estimator,
