@@ -23,8 +23,6 @@ from forerun.drafters.base import Drafter, DrafterCapabilities
 from forerun.engine.allocator import keep_freed_memory
 from forerun.engine.engine import Engine
 from forerun.engine.messages import EngineLimits
-from forerun.engine.profile_key import build_profile_key, build_profile_limits
-from forerun.engine.profile_source import obtain_profile
 from forerun.engine.resolve import Resolved, resolve
 from forerun.engine.runner import ModelRunner, count_logits_rows
 from forerun.engine.scheduler import Scheduler, SchedulerLimits
@@ -35,6 +33,8 @@ from forerun.models.decoder import DecoderModel
 from forerun.models.loader import load_model, read_model_spec
 from forerun.models.spec import ModelSpec
 from forerun.plan import Runner
+from forerun.profiling.key import build_profile_key, build_profile_limits
+from forerun.profiling.source import obtain_profile
 from forerun.speculative_config import SpeculativeConfig
 from forerun.tokenization import Tokenizer, load_tokenizer
 from forerun.verification.verify import Verifier

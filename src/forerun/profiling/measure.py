@@ -16,7 +16,9 @@ import numpy as np
 
 from forerun.budget.cost_profile import CostProfile
 from forerun.core import SamplingParams
-from forerun.engine.profile_shapes import (
+from forerun.logs import get_logger
+from forerun.plan import Runner, StepPlan
+from forerun.profiling.shapes import (
     GREEDY,
     LONG_CONTEXT,
     ProfileLimits,
@@ -29,8 +31,6 @@ from forerun.engine.profile_shapes import (
     list_row_counts,
     shape_step,
 )
-from forerun.logs import get_logger
-from forerun.plan import Runner, StepPlan
 
 logger = get_logger(__name__)
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from forerun.budget.cost_profile import CostProfile
 from forerun.budget.profile_files import ProfileMismatch, load_profile
-from forerun.engine.profile_cache import find_profile, save_profile
-from forerun.engine.profile_shapes import ProfileLimits
-from forerun.engine.profiler import MEASURED_BUSY, Progress, measure_profile
 from forerun.logs import get_logger
 from forerun.plan import Runner
+from forerun.profiling.cache import find_profile, save_profile
+from forerun.profiling.measure import MEASURED_BUSY, Progress, measure_profile
+from forerun.profiling.shapes import ProfileLimits
 
 logger = get_logger(__name__)
 

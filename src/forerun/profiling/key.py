@@ -12,10 +12,10 @@ import torch
 
 import forerun
 from forerun.config import EngineConfig
-from forerun.engine.profile_shapes import ProfileLimits
 from forerun.engine.resolve import Resolved
 from forerun.kernels import find_kernels
 from forerun.kernels.cpu import read_cpu_name
+from forerun.profiling.shapes import ProfileLimits
 from forerun.speculative_config import SpeculativeConfig
 
 
