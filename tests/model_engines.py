@@ -48,8 +48,9 @@ def make_model_engine(
 ) -> Engine:
     """Build an engine around a model; `options` are those of EngineConfig.from_options."""
     config = EngineConfig.from_options(kv_block_size=KV_BLOCK_SIZE, **options)
+    drafter = drafter or build_drafter(config.speculative)
     kv_store = KVStore(
-        model.spec.build_kv_layers(),
+        [*model.spec.build_kv_layers(), *drafter.capabilities.kv_layers],
         num_blocks=num_blocks,
         kv_block_size=KV_BLOCK_SIZE,
         dtype=kv_dtype,
@@ -57,7 +58,7 @@ def make_model_engine(
     )
     runner = ModelRunner(
         model=model,
-        drafter=drafter or build_drafter(config.speculative),
+        drafter=drafter,
         verifier=Verifier(
             config.speculative.rejection_sample_method, config.speculative.survival_rates
         ),
@@ -77,7 +78,12 @@ def make_model_engine(
         num_blocks=num_blocks,
     )
     return assemble_engine(
-        config, resolved, runner=runner, tokenizer=NoEosTokenizer(), spec=model.spec
+        config,
+        resolved,
+        runner=runner,
+        tokenizer=NoEosTokenizer(),
+        spec=model.spec,
+        num_lookahead_slots=drafter.capabilities.num_lookahead_slots,
     )
 
 

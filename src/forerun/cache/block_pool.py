@@ -2,9 +2,9 @@
 
 A block is free (reference count 0, in the free queue) or held by one or more block tables. A full,
 computed block may be *published* under a key chained over its whole prefix; a published block keeps
-its content while free, until the queue hands it out again. A block is *drafter-valid* once a drafter
-with layers of its own has K/V of all its tokens, until it is handed out anew. Block 0 is the null block: never given
-out, only read as padding. No torch.
+its content while free, until the queue hands it out again. A block is *drafter-valid* once a
+drafter with layers of its own has K/V of all its tokens, until it is handed out anew. Block 0 is
+the null block: never given out, only read as padding. No torch.
 """
 
 from __future__ import annotations

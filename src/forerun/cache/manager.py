@@ -92,8 +92,17 @@ class KVCacheManager:
         table = self._tables[request.request_id]
         if self.enable_prefix_caching:
             self._publish(table, request)
-        self._mark_drafter_valid(table, request)
+        self.mark_drafter_valid(request)
         self._truncate(table, request.num_computed_tokens)
+
+    def mark_drafter_valid(self, request: Request) -> None:
+        """Mark the full computed blocks that the drafter has filled, so that others need not."""
+        table = self._tables[request.request_id]
+        computed = min(request.num_drafter_computed_tokens, request.num_computed_tokens)
+        filled = computed // self.kv_block_size
+        for block in table.blocks[table.num_drafter_valid : filled]:
+            self.pool.mark_drafter_valid(block)
+        table.num_drafter_valid = max(table.num_drafter_valid, filled)
 
     def free(self, request: Request) -> None:
         """Give back all blocks; published ones stay findable until they are reused."""
@@ -146,12 +155,6 @@ class KVCacheManager:
             if not self.pool.is_drafter_valid(block):
                 return index
         return len(table.blocks)
-
-    def _mark_drafter_valid(self, table: _Table, request: Request) -> None:
-        filled = request.num_drafter_computed_tokens // self.kv_block_size
-        for block in table.blocks[table.num_drafter_valid : filled]:
-            self.pool.mark_drafter_valid(block)
-        table.num_drafter_valid = max(table.num_drafter_valid, filled)
 
     def _truncate(self, table: _Table, num_tokens: int) -> None:
         kept = self.count_blocks(num_tokens)

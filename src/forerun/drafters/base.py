@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from forerun.attention.base import AttentionBackend, AttentionContext
     from forerun.cache.kv_store import KVLayerShape, KVStore
     from forerun.models.base import TargetModel
+    from forerun.tokenization import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +48,21 @@ class DrafterCache:
     kv_store: KVStore
     backend: AttentionBackend
     device: torch.device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrafterLoading:
+    """What a drafter with weights must match: the target's vocabulary, and how it is held.
+
+    `quantization` is as load_model takes it.
+    """
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    device: torch.device
+    dtype: torch.dtype
+    quantization: str
+    max_model_len: int
 
 
 @dataclass(slots=True, kw_only=True)

@@ -144,6 +144,7 @@ class Scheduler:
             request = self.requests.get(draft.request_id)
             if request is not None:
                 request.num_drafter_computed_tokens = draft.num_drafter_computed_tokens
+                self.cache.mark_drafter_valid(request)
                 request.draft_token_ids = draft.token_ids
                 given = draft.confidence
                 request.draft_confidence = [1.0] * len(draft.token_ids) if given is None else given
