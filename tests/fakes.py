@@ -171,6 +171,7 @@ def make_engine(
     max_prefill_while_decoding: int | None = None,
     num_speculative_tokens: int = 5,
     enable_prefix_caching: bool = True,
+    num_lookahead_slots: int = 0,
 ) -> Engine:
     """Build an engine over the real scheduler, cache and committer and a fake runner."""
     runner = runner or PrefixCheckingRunner(count_up)
@@ -184,6 +185,7 @@ def make_engine(
         max_num_batched_tokens=max_num_batched_tokens,
         max_prefill_while_decoding=max_prefill_while_decoding or max_num_batched_tokens,
         max_waiting_requests=max_waiting_requests,
+        num_lookahead_slots=num_lookahead_slots,
     )
     policy = build_policy(SpeculativeConfig(num_speculative_tokens=num_speculative_tokens))
     return Engine(

@@ -123,7 +123,7 @@ class DraftModelDrafter:
             if not goes_on.all():
                 token_ids = token_ids[torch.from_numpy(goes_on).to(self._device)]
                 active = active[goes_on]
-            logits = self._step([requests[i] for i in active], token_ids, place)
+            logits = self._step([requests[i] for i in active.tolist()], token_ids, place)
         drafts = [
             _Drafts([], [], probs, len(request.token_ids) + int(depth) - 1)
             for request, probs, depth in zip(requests, sampler.probs, depths, strict=True)
