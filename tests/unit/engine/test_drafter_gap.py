@@ -23,6 +23,7 @@ from fakes import (
     make_engine,
     new_request,
 )
+from forerun.core import RequestOutput
 from forerun.engine.engine import Engine
 from forerun.plan import DraftRequest, RequestDraft
 
@@ -36,15 +37,21 @@ class GapCheckingRunner(PrefixCheckingRunner):
         super().__init__(next_token, draft=draft_right(next_token, num_right))
         self.drafter_slots: dict[int, tuple[int, ...]] = {}
         self.drafter_rows: dict[str, int] = {}
+        self.mistakes: list[str] = []
         self._skips = skips
         self._num_asked = 0
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[RequestDraft]:
-        return [self._draft(request) for request in requests]
+        # NOTE: an engine survives a drafter that raises, so mistakes are kept until the end.
+        try:
+            return [self._draft(request) for request in requests]
+        except (AssertionError, IndexError) as error:
+            self.mistakes.append(repr(error))
+            raise
 
     def _draft(self, request: DraftRequest) -> RequestDraft:
         known = request.num_drafter_computed_tokens
-        assert known < len(request.token_ids)
+        assert known < len(request.token_ids), "the anchor itself is said to be computed"
         for position in range(known):
             held = self.drafter_slots.get(self._slot(request, position))
             assert held == tuple(request.token_ids[: position + 1]), (request.request_id, position)
@@ -73,6 +80,12 @@ def build(
     return engine, runner
 
 
+def finish(engine: Engine, runner: GapCheckingRunner) -> list[RequestOutput]:
+    outputs = drain(engine)
+    assert runner.mistakes == []
+    return outputs
+
+
 REQUESTS = st.lists(
     st.tuples(st.integers(0, 2), st.integers(1, 30), st.integers(1, 3), st.integers(1, 14)),
     min_size=1,
@@ -96,7 +109,7 @@ def test_what_counts_as_computed_is_computed(
     enable_prefix_caching: bool,
 ) -> None:
     """Random prompts with common prefixes, choices, preemption, and steps without drafting."""
-    engine, _ = build(
+    engine, runner = build(
         num_right,
         skips,
         num_blocks=num_blocks,
@@ -109,7 +122,7 @@ def test_what_counts_as_computed_is_computed(
         prompt, _, _ = prompts[f"r{index}"]
         engine.add(new_request(f"r{index}", prompt, n=n, max_tokens=max_tokens))
         engine.step()
-    tokens = collect_tokens(drain(engine))
+    tokens = collect_tokens(finish(engine, runner))
     for name, (prompt, n, max_tokens) in prompts.items():
         if len(prompt) + max_tokens > (num_blocks - 1) * 4:
             continue
@@ -124,7 +137,7 @@ def test_a_prefix_hit_brings_the_drafters_blocks_along() -> None:
     prompt = list(range(1, 42))
     for name in ("first", "again"):
         engine.add(new_request(name, prompt, max_tokens=3))
-        drain(engine)
+        finish(engine, runner)
     assert runner.drafter_rows["first#0"] == 41 + 1
     assert runner.drafter_rows["again#0"] == 1 + 1, "40 tokens in 10 blocks were there"
 
@@ -132,7 +145,7 @@ def test_a_prefix_hit_brings_the_drafters_blocks_along() -> None:
 def test_sibling_choices_do_not_compute_the_prompt_again() -> None:
     engine, runner = build(K)
     engine.add(new_request("r", list(range(1, 42)), n=3, max_tokens=4))
-    drain(engine)
+    finish(engine, runner)
     assert runner.drafter_rows["r#0"] >= 41
     assert max(runner.drafter_rows["r#1"], runner.drafter_rows["r#2"]) < 41
 
@@ -141,18 +154,18 @@ def test_blocks_of_a_request_that_never_drafted_are_caught_up() -> None:
     engine, runner = build(K, [True])
     prompt = list(range(1, 42))
     engine.add(new_request("plain", prompt, max_tokens=4))
-    drain(engine)
+    finish(engine, runner)
     runner._skips = [False]
     engine.add(new_request("drafting", prompt, max_tokens=3))
-    drain(engine)
+    finish(engine, runner)
     assert runner.drafter_rows == {"drafting#0": 41 + 1}
 
 
 def test_preemption_resets_the_gap_to_what_blocks_still_hold() -> None:
-    engine, _ = build(1, num_blocks=17)
+    engine, runner = build(1, num_blocks=17)
     for index in range(4):
         engine.add(new_request(f"r{index}", [index + 1] * 10, max_tokens=30))
-    drain(engine)
+    finish(engine, runner)
     assert engine.scheduler.num_preemptions > 0
 
 
