@@ -167,6 +167,7 @@ def make_engine(
     max_prefill_while_decoding: int | None = None,
     num_speculative_tokens: int = 5,
     enable_prefix_caching: bool = True,
+    num_lookahead_slots: int = 0,
     profile: CostProfile | None = None,
     now_s: Callable[[], float] = time.perf_counter,
     **speculative: object,
@@ -186,6 +187,7 @@ def make_engine(
         max_num_batched_tokens=max_num_batched_tokens,
         max_prefill_while_decoding=max_prefill_while_decoding or max_num_batched_tokens,
         max_waiting_requests=max_waiting_requests,
+        num_lookahead_slots=num_lookahead_slots,
     )
     config = SpeculativeConfig(num_speculative_tokens=num_speculative_tokens, **speculative)
     budget = build_controller(config, num_slots=max_num_seqs, profile=profile)

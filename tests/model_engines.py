@@ -12,6 +12,7 @@ import torch
 import tiny_models
 from fakes import ByteTokenizer
 from forerun.attention import build_attention_backend
+from forerun.budget.cost_profile import CostProfile
 from forerun.cache.kv_store import KVStore
 from forerun.config import EngineConfig
 from forerun.drafters import build_drafter
@@ -44,12 +45,18 @@ def make_model_engine(
     num_blocks: int = 2049,
     kv_dtype: torch.dtype = torch.float32,
     backend: str = "torch_ref",
+    profile: CostProfile | None = None,
     **options: object,
 ) -> Engine:
-    """Build an engine around a model; `options` are those of EngineConfig.from_options."""
+    """Build an engine around a model; `options` are those of EngineConfig.from_options.
+
+    Speculation is plain n-gram unless something is said about it.
+    """
+    options.setdefault("speculative_config", {"method": "ngram"})
     config = EngineConfig.from_options(kv_block_size=KV_BLOCK_SIZE, **options)
+    drafter = drafter or build_drafter(config.speculative)
     kv_store = KVStore(
-        model.spec.build_kv_layers(),
+        [*model.spec.build_kv_layers(), *drafter.capabilities.kv_layers],
         num_blocks=num_blocks,
         kv_block_size=KV_BLOCK_SIZE,
         dtype=kv_dtype,
@@ -57,7 +64,7 @@ def make_model_engine(
     )
     runner = ModelRunner(
         model=model,
-        drafter=drafter or build_drafter(config.speculative),
+        drafter=drafter,
         verifier=Verifier(
             config.speculative.rejection_sample_method, config.speculative.survival_rates
         ),
@@ -77,7 +84,13 @@ def make_model_engine(
         num_blocks=num_blocks,
     )
     return assemble_engine(
-        config, resolved, runner=runner, tokenizer=NoEosTokenizer(), spec=model.spec
+        config,
+        resolved,
+        runner=runner,
+        tokenizer=NoEosTokenizer(),
+        spec=model.spec,
+        drafter=drafter.capabilities,
+        profile=profile,
     )
 
 

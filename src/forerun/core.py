@@ -152,6 +152,8 @@ class Request:
 
     Invariants: `token_ids` starts with the prompt and only grows; `num_computed_tokens <
     len(token_ids)` while unfinished (the last committed token, the anchor, is never computed);
+    `num_drafter_computed_tokens <= num_computed_tokens` between steps (what is beyond, after
+    drafting, counts as far as the drafts are accepted; 0 for drafters without a gap of their own);
     `draft_token_ids` is empty unless the gap is exactly one. `generation` counts preemptions, so
     that anything keyed by (request_id, generation) made before one is recognisably stale. `slot` is
     the request's place in the budget's memory while it runs.
@@ -172,6 +174,7 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     generation: int = 0
     num_computed_tokens: int = 0
+    num_drafter_computed_tokens: int = 0
     num_cached_tokens: int | None = None
     num_draws: int = 0
     draft_token_ids: list[int] = field(default_factory=list)

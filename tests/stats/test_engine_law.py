@@ -19,6 +19,7 @@ import torch
 from scipy import stats
 
 from fakes import collect_tokens, new_request
+from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.engine import engine as engine_module
 from model_engines import compute_last_logits, make_model, make_model_engine
 from scripted_drafters import RandomDrafter, ScriptedDrafter
@@ -28,6 +29,7 @@ NUM_SAMPLES = 4_000
 LENGTH = 3
 PROMPT = [0, 1, 2, 1, 2]
 MODEL = make_model(vocab_size=VOCAB, seed=3)
+DRAFT_MODEL = make_model(vocab_size=VOCAB, seed=5)
 
 CASES = {
     "plain": {},
@@ -110,6 +112,7 @@ DRAFTERS: dict[str, Callable[[], object] | None] = {
     "ngram": None,
     "scripted": lambda: ScriptedDrafter(draft_cycle),
     "random": lambda: RandomDrafter(draft_law, depth=2),
+    "draft_model": lambda: DraftModelDrafter(DRAFT_MODEL, max_speculative_tokens=2),
 }
 
 
@@ -157,7 +160,10 @@ def compute_p_value(counts: Counter, law: dict[tuple[int, ...], float]) -> float
 @pytest.mark.parametrize("method", ["standard", "coupled"])
 @pytest.mark.parametrize(
     ("drafter", "case"),
-    [*(("random", case) for case in CASES), ("scripted", "top_p"), ("scripted", "penalties")],
+    [
+        *(("random", case) for case in CASES),
+        *itertools.product(("scripted", "draft_model"), ("top_p", "penalties")),
+    ],
 )
 def test_output_law_is_the_targets(
     drafter: str, case: str, method: str, monkeypatch: pytest.MonkeyPatch
@@ -167,7 +173,7 @@ def test_output_law_is_the_targets(
 
 
 @pytest.mark.parametrize("method", ["standard", "coupled"])
-@pytest.mark.parametrize("drafter", ["none", "ngram"])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "draft_model"])
 def test_output_law_with_shipped_drafters(
     drafter: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

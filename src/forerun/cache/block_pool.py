@@ -2,8 +2,9 @@
 
 A block is free (reference count 0, in the free queue) or held by one or more block tables. A full,
 computed block may be *published* under a key chained over its whole prefix; a published block keeps
-its content while free, until the queue hands it out again. Block 0 is the null block: never given
-out, only read as padding. No torch.
+its content while free, until the queue hands it out again. A block is *drafter-valid* once a
+drafter with layers of its own has K/V of all its tokens, until it is handed out anew. Block 0 is
+the null block: never given out, only read as padding. No torch.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self._published: dict[int, PublishedBlock] = {}
         self._block_of_key: dict[int, int] = {}
+        self._is_drafter_valid = bytearray(num_blocks)
 
     @property
     def num_usable_blocks(self) -> int:
@@ -69,6 +71,7 @@ class BlockPool:
         taken = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in taken:
             self._unpublish(block)
+            self._is_drafter_valid[block] = False
             self.ref_counts[block] = 1
         return taken
 
@@ -109,6 +112,15 @@ class BlockPool:
         if entry.parent_key != parent_key or entry.token_ids != tuple(token_ids):
             return None
         return block, key
+
+    def mark_drafter_valid(self, block: int) -> None:
+        """Record that the drafter has K/V of every token of a full computed block."""
+        assert self.ref_counts[block] > 0, f"block {block} marked but not held"
+        self._is_drafter_valid[block] = True
+
+    def is_drafter_valid(self, block: int) -> bool:
+        """Return whether the drafter has K/V of every token of the block."""
+        return bool(self._is_drafter_valid[block])
 
     def forget_published(self) -> None:
         """Empty the prefix cache; held blocks stay held."""

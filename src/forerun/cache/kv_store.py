@@ -8,6 +8,7 @@ has a float32 scale per token and KV head beside it: half the bytes of bfloat16 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,6 +57,15 @@ class KVStore:
     def is_quantised(self) -> bool:
         """Return whether numbers are int8 with scales."""
         return self.dtype == torch.int8
+
+    def select(self, first: int, count: int) -> KVStore:
+        """Return a view on `count` layers from `first` on, numbered from 0; the same tensors."""
+        assert first + count <= len(self.layers), (first, count, len(self.layers))
+        view, span = copy.copy(self), slice(first, first + count)
+        view.layers = self.layers[span]
+        view.keys, view.values = self.keys[span], self.values[span]
+        view.key_scales, view.value_scales = self.key_scales[span], self.value_scales[span]
+        return view
 
 
 def _allocate(

@@ -15,10 +15,14 @@ from forerun.core import Request
 
 @dataclass(slots=True)
 class _Table:
-    """One request's blocks and the key chain over those already published."""
+    """One request's blocks and the key chain over those already published.
+
+    `num_drafter_valid` counts leading blocks known to be drafter-valid.
+    """
 
     blocks: list[int] = field(default_factory=list)
     keys: list[int] = field(default_factory=list)
+    num_drafter_valid: int = 0
 
 
 class KVCacheManager:
@@ -61,7 +65,12 @@ class KVCacheManager:
             self._share_with(table, request, self._tables[leader.request_id], leader)
         if self.enable_prefix_caching:
             self._match_prefix(table, request)
+        table.num_drafter_valid = self._count_drafter_valid(table)
         return len(table.blocks) * self.kv_block_size
+
+    def count_drafter_tokens(self, request: Request) -> int:
+        """Return how many leading tokens the drafter has K/V of, in whole blocks."""
+        return self._tables[request.request_id].num_drafter_valid * self.kv_block_size
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
         """Grow the table to hold `num_tokens`; False (and no change) if the pool is too empty."""
@@ -76,11 +85,24 @@ class KVCacheManager:
         return True
 
     def commit(self, request: Request) -> None:
-        """Publish newly filled blocks of computed tokens and give back what is beyond them."""
+        """Publish newly filled blocks of computed tokens and give back what is beyond them.
+
+        Blocks the drafter has filled too become drafter-valid.
+        """
         table = self._tables[request.request_id]
         if self.enable_prefix_caching:
             self._publish(table, request)
+        self.mark_drafter_valid(request)
         self._truncate(table, request.num_computed_tokens)
+
+    def mark_drafter_valid(self, request: Request) -> None:
+        """Mark the full computed blocks that the drafter has filled, so that others need not."""
+        table = self._tables[request.request_id]
+        computed = min(request.num_drafter_computed_tokens, request.num_computed_tokens)
+        filled = computed // self.kv_block_size
+        for block in table.blocks[table.num_drafter_valid : filled]:
+            self.pool.mark_drafter_valid(block)
+        table.num_drafter_valid = max(table.num_drafter_valid, filled)
 
     def free(self, request: Request) -> None:
         """Give back all blocks; published ones stay findable until they are reused."""
@@ -127,6 +149,12 @@ class KVCacheManager:
             parent = table.keys[-1] if table.keys else ROOT_KEY
             tokens = request.token_ids[index * size : (index + 1) * size]
             table.keys.append(self.pool.publish(table.blocks[index], parent, tokens))
+
+    def _count_drafter_valid(self, table: _Table) -> int:
+        for index, block in enumerate(table.blocks):
+            if not self.pool.is_drafter_valid(block):
+                return index
+        return len(table.blocks)
 
     def _truncate(self, table: _Table, num_tokens: int) -> None:
         kept = self.count_blocks(num_tokens)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from forerun.drafters.base import Drafter
+from forerun.drafters.base import Drafter, DrafterLoading
 from forerun.speculative_config import SpeculativeConfig
 
+if TYPE_CHECKING:
+    from forerun.cache.kv_store import KVLayerShape
 
-def _none(_: SpeculativeConfig) -> Drafter:
+Factory = Callable[[SpeculativeConfig, DrafterLoading | None], Drafter]
+
+
+def _none(_: SpeculativeConfig, __: DrafterLoading | None) -> Drafter:
     from forerun.drafters.none import NoneDrafter
 
     return NoneDrafter()
 
 
-def _ngram(config: SpeculativeConfig) -> Drafter:
+def _ngram(config: SpeculativeConfig, _: DrafterLoading | None) -> Drafter:
     from forerun.drafters.ngram import NgramDrafter
 
     return NgramDrafter(
@@ -24,19 +30,36 @@ def _ngram(config: SpeculativeConfig) -> Drafter:
     )
 
 
-def _synthetic(config: SpeculativeConfig) -> Drafter:
+def _synthetic(config: SpeculativeConfig, _: DrafterLoading | None) -> Drafter:
     from forerun.drafters.synthetic import SyntheticDrafter
 
     return SyntheticDrafter(max_speculative_tokens=config.num_speculative_tokens)
 
 
-DRAFTERS: dict[str, Callable[[SpeculativeConfig], Drafter]] = {
+def _draft_model(config: SpeculativeConfig, loading: DrafterLoading | None) -> Drafter:
+    from forerun.drafters.load_draft_model import load_draft_model
+
+    assert loading is not None, "a draft model has weights to load"
+    return load_draft_model(config, loading)
+
+
+DRAFTERS: dict[str, Factory] = {
     "none": _none,
     "ngram": _ngram,
+    "draft_model": _draft_model,
     "synthetic": _synthetic,
 }
 
 
-def build_drafter(config: SpeculativeConfig) -> Drafter:
-    """Return the drafter named by `config.method`."""
-    return DRAFTERS[config.method](config)
+def build_drafter(config: SpeculativeConfig, loading: DrafterLoading | None = None) -> Drafter:
+    """Return the drafter named by `config.method`; those with weights need `loading`."""
+    return DRAFTERS[config.method](config, loading)
+
+
+def read_kv_layers(config: SpeculativeConfig) -> tuple[KVLayerShape, ...]:
+    """Return the layers the drafter will have in the pool, before any weights are loaded."""
+    if config.method != "draft_model":
+        return ()
+    from forerun.drafters.load_draft_model import read_draft_spec
+
+    return read_draft_spec(config).build_kv_layers()

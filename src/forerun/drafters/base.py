@@ -2,7 +2,8 @@
 
 A drafter proposes the next tokens of a request from its committed tokens and, if it says so, from
 the target's hidden states of computed rows. It may not read or change scheduler state, and keeps
-K/V only as extra layers of the shared pool, so prefix hits and preemption restore it for free.
+K/V only as extra layers of the shared pool, so prefix hits and preemption restore it for free. Such
+layers follow the target's in the pool.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import TYPE_CHECKING, Protocol
 from forerun.plan import DraftRequest
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-    from forerun.attention.base import AttentionContext
-    from forerun.cache.kv_store import KVLayerShape
+    from forerun.attention.base import AttentionBackend, AttentionContext
+    from forerun.cache.kv_store import KVLayerShape, KVStore
     from forerun.models.base import TargetModel
+    from forerun.tokenization import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +29,8 @@ class DrafterCapabilities:
     """What a drafter needs and gives, as data.
 
     `target_layer_ids` are the target layers it taps. `kv_layers` are its layers in the shared pool.
-    `num_lookahead_slots` counts pool slots past the anchor and drafts that `propose` writes.
+    `num_lookahead_slots` counts pool slots past the committed tokens that `propose` writes: as many
+    as it drafts, or 0 if drafted tokens leave no K/V. The scheduler reserves them beforehand.
     """
 
     max_speculative_tokens: int
@@ -35,6 +39,30 @@ class DrafterCapabilities:
     num_lookahead_slots: int = 0
     emits_confidence: bool = False
     emits_probs: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrafterCache:
+    """Where a drafter with layers in the pool computes: the whole pool, target layers first."""
+
+    kv_store: KVStore
+    backend: AttentionBackend
+    device: torch.device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrafterLoading:
+    """What a drafter with weights must match: the target's vocabulary, and how it is held.
+
+    `quantization` is as load_model takes it.
+    """
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    device: torch.device
+    dtype: torch.dtype
+    quantization: str
+    max_model_len: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,8 +89,8 @@ class Drafter(Protocol):
 
     capabilities: DrafterCapabilities
 
-    def bind(self, target: TargetModel) -> None:
-        """Meet the target once, before the first step (to share embeddings and head)."""
+    def bind(self, target: TargetModel, cache: DrafterCache) -> None:
+        """Meet target and pool once, before the first step (to share embeddings and head)."""
         ...
 
     def ingest(

@@ -8,14 +8,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from forerun.attention.base import AttentionContext
+    from forerun.drafters.base import DrafterCache
     from forerun.models.base import TargetModel
 
 
 class TokenOnlyDrafter:
     """Base of drafters that read committed tokens only; implements half of `Drafter`."""
 
-    def bind(self, target: TargetModel) -> None:
-        """Need nothing of the target."""
+    def bind(self, target: TargetModel, cache: DrafterCache) -> None:
+        """Need nothing of either."""
 
     def ingest(
         self,

@@ -18,8 +18,8 @@ from forerun.cache.kv_store import KVStore
 from forerun.cache.manager import KVCacheManager
 from forerun.config import EngineConfig
 from forerun.data.bundled import resolve_model_path
-from forerun.drafters import build_drafter
-from forerun.drafters.base import Drafter, DrafterCapabilities
+from forerun.drafters import build_drafter, read_kv_layers
+from forerun.drafters.base import Drafter, DrafterCapabilities, DrafterLoading
 from forerun.engine.allocator import keep_freed_memory
 from forerun.engine.engine import Engine
 from forerun.engine.messages import EngineLimits
@@ -72,19 +72,28 @@ def load_parts(config: EngineConfig, *, progress: Progress | None = None) -> Eng
     """Load the model and build its runner; raises ConfigError."""
     path = resolve_model_path(config.model.model)
     spec = read_model_spec(path)
-    drafter = build_drafter(config.speculative)
-    layers = [*spec.build_kv_layers(), *drafter.capabilities.kv_layers]
+    layers = [*spec.build_kv_layers(), *read_kv_layers(config.speculative)]
     resolved = resolve(config, spec, layers)
     backend = build_attention_backend(resolved.attention_backend)
     keep_freed_memory()
     tokenizer = load_tokenizer(path)
     is_q8_0 = config.model.quantization == "q8_0"
+    quantization = "q8_0" if is_q8_0 else resolved.quantization
+    loading = DrafterLoading(
+        tokenizer=tokenizer,
+        vocab_size=spec.vocab_size,
+        device=resolved.device,
+        dtype=resolved.dtype,
+        quantization=quantization,
+        max_model_len=resolved.max_model_len,
+    )
+    drafter = build_drafter(config.speculative, loading)
     model = load_model(
         path,
         dtype=resolved.dtype,
         device=resolved.device,
         progress=_name_stage(progress, "loading weights"),
-        quantization="q8_0" if is_q8_0 else resolved.quantization,
+        quantization=quantization,
     )
     is_invariant = _settle_crossover(config, resolved, model)
     kv_store = KVStore(

@@ -17,7 +17,7 @@ from torch import Tensor
 from forerun.attention.base import AttentionBackend, AttentionContext
 from forerun.cache.kv_store import KVStore
 from forerun.core import TokenLogprobs
-from forerun.drafters.base import Drafter
+from forerun.drafters.base import Drafter, DrafterCache
 from forerun.engine.batch import StepBatch, build_batch, select_logits_rows
 from forerun.models.base import ModelOutput, TargetModel
 from forerun.plan import (
@@ -57,7 +57,7 @@ class ModelRunner:
         self._device = device
         self._max_logits_rows = count_logits_rows(model.spec.vocab_size)
         self._draft_probs: dict[str, tuple[int, Tensor]] = {}
-        drafter.bind(model)
+        drafter.bind(model, DrafterCache(kv_store=kv_store, backend=backend, device=device))
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:

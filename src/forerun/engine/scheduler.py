@@ -27,8 +27,10 @@ _VERIFIERS = {"greedy": 0, "standard": 1, "coupled": 2}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerLimits:
-    """Bounds of one step and of the queue. `num_lookahead_slots` is what the drafter writes.
+    """Bounds of one step and of the queue.
 
+    `num_lookahead_slots` is how far past the committed tokens the drafter writes K/V: slots are
+    reserved before it drafts.
     `max_prefill_while_decoding` bounds the rows of larger gaps in a step that others decode in:
     they wait for every row of it. `max_logits_rows` bounds anchors and drafts, by the memory their
     logits take.
@@ -127,6 +129,9 @@ class Scheduler:
             request.num_computed_tokens = min(
                 scheduled.num_computed_tokens + computed, len(request.token_ids)
             )
+            request.num_drafter_computed_tokens = min(
+                request.num_drafter_computed_tokens, request.num_computed_tokens
+            )
             request.drop_drafts()
             request.num_draws += 1
             self.cache.commit(request)
@@ -136,16 +141,19 @@ class Scheduler:
         candidates = [r for r in self.running if r.gap == 1 and r.num_remaining_tokens > 1]
         context = sum(request.num_computed_tokens for request in candidates)
         depths = self.budget.choose_depths(candidates, context)
-        return [
-            _plan_draft(self.cache, request, min(depth, request.num_remaining_tokens - 1))
-            for request, depth in zip(candidates, depths, strict=True)
-            if depth > 0
-        ]
+        selected = []
+        for request, wanted in zip(candidates, depths, strict=True):
+            depth = min(wanted, request.num_remaining_tokens - 1)
+            if depth > 0 and self._reserve_lookahead(request, depth):
+                selected.append(_plan_draft(self.cache, request, depth))
+        return selected
 
     def set_drafts(self, drafts: Sequence[RequestDraft]) -> None:
         """Attach proposals, which are of running requests."""
         requests = [self.requests[draft.request_id] for draft in drafts]
         for request, draft in zip(requests, drafts, strict=True):
+            request.num_drafter_computed_tokens = draft.num_drafter_computed_tokens
+            self.cache.mark_drafter_valid(request)
             request.draft_token_ids = draft.token_ids
         self.budget.record(requests, drafts)
 
@@ -185,12 +193,22 @@ class Scheduler:
         return anchors
 
     def _reserve_anchor(self, request: Request) -> bool:
-        extra = len(request.draft_token_ids) + self.limits.num_lookahead_slots
-        if self.cache.reserve(request, len(request.token_ids) + extra):
+        if self.cache.reserve(request, len(request.token_ids) + len(request.draft_token_ids)):
             return True
         # Drafts are optional: give them up before taking blocks from anyone.
         request.drop_drafts()
         return self._reserve_or_preempt(request, len(request.token_ids))
+
+    def _reserve_lookahead(self, request: Request, room: int) -> bool:
+        """Reserve the slots the drafter writes; False if that would take others' next blocks."""
+        slots = min(room, self.limits.num_lookahead_slots)
+        if slots == 0:
+            return True
+        wanted = len(request.token_ids) + slots
+        missing = self.cache.count_blocks(wanted) - len(self.cache.block_table(request))
+        if missing > 0 and missing + len(self.running) > self.cache.pool.num_free_blocks:
+            return False
+        return self.cache.reserve(request, wanted)
 
     def _schedule_chunk(
         self, request: Request, rows_left: int, chunks: list[tuple[Request, int]]
@@ -219,7 +237,7 @@ class Scheduler:
         self.budget.close(request)
         self.cache.free(request)
         request.status = RequestStatus.WAITING
-        request.num_computed_tokens = 0
+        request.num_computed_tokens = request.num_drafter_computed_tokens = 0
         request.generation += 1
         request.drop_drafts()
         self.waiting.appendleft(request)
@@ -259,6 +277,7 @@ class Scheduler:
         self.budget.open(request, _VERIFIERS.get(method, 0))
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = cached
+        request.num_drafter_computed_tokens = self.cache.count_drafter_tokens(request)
         self.num_prefix_queries += len(request.token_ids)
         self.num_prefix_hits += cached
         if request.first_scheduled_s is None:
@@ -333,4 +352,5 @@ def _plan_draft(cache: KVCacheManager, request: Request, depth: int) -> DraftReq
         seed=request.seed,
         choice_index=request.choice_index,
         num_draws=request.num_draws,
+        num_drafter_computed_tokens=request.num_drafter_computed_tokens,
     )

@@ -19,6 +19,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = BlockPool(9)
         self.tables: list[list[int]] = []
         self.published: set[int] = set()
+        self.drafter_valid: set[int] = set()
 
     @rule(count=st.integers(0, 10))
     def allocate(self, count: int) -> None:
@@ -28,6 +29,7 @@ class PoolMachine(RuleBasedStateMachine):
         if blocks is not None:
             assert len(set(blocks)) == count
             self.published -= set(blocks)
+            self.drafter_valid -= set(blocks)
             self.tables.append(blocks)
 
     @rule(data=st.data())
@@ -52,6 +54,19 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.publish(block, ROOT_KEY, [token])
             self.published.add(block)
             assert self.pool.find(ROOT_KEY, [token]) is not None
+
+    @rule(data=st.data())
+    def fill_by_drafter(self, data: st.DataObject) -> None:
+        held = sorted({block for table in self.tables for block in table})
+        if held:
+            block = data.draw(st.sampled_from(held))
+            self.pool.mark_drafter_valid(block)
+            self.drafter_valid.add(block)
+
+    @invariant()
+    def drafter_blocks_stay_valid_until_they_are_given_out(self) -> None:
+        valid = {block for block in range(9) if self.pool.is_drafter_valid(block)}
+        assert valid == self.drafter_valid
 
     @rule(token=st.integers(0, 3))
     def reuse_found(self, token: int) -> None:

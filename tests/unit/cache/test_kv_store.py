@@ -61,3 +61,21 @@ def test_scales_exist_for_int8_alone_one_per_position_and_head() -> None:
     plain = make_store(torch.bfloat16)
     assert plain.key_scales == plain.value_scales == []
     assert not plain.is_quantised
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_view_numbers_its_layers_from_zero_and_shares_their_memory(dtype: torch.dtype) -> None:
+    store = make_store(dtype)
+    view = store.select(1, 2)
+    assert view.layers == LAYERS[1:]
+    assert (view.num_blocks, view.kv_block_size, view.dtype) == (5, 4, dtype)
+    for tensor in list_tensors(view):
+        tensor.fill_(3)
+    pools = [pool for pool in (store.keys, store.values, store.key_scales) if pool]
+    assert all(not pool[0].any() for pool in pools)
+    assert all(bool((layer == 3).all()) for pool in pools for layer in pool[1:])
+
+
+def test_a_view_beyond_the_layers_is_a_mistake() -> None:
+    with pytest.raises(AssertionError):
+        make_store(torch.float32).select(2, 2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 import torch
@@ -150,7 +148,6 @@ def test_logits_without_a_distribution_fail_the_request() -> None:
 
 
 def test_start_warns_that_text_is_not_the_models(caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("forerun").propagate = True
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level("WARNING", logger="forerun"):
         make_verifier()
     assert "not the model's" in caplog.text
