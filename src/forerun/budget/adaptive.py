@@ -55,12 +55,18 @@ class AdaptivePolicy:
         tokens = np.full(largest + 1, float(inputs.num_decoding))
         tokens[1:] += np.cumsum(slots[:largest], dtype=np.float64)
         budgets = np.arange(largest + 1)
-        rate = (tokens / costs.decode(budgets)).max()
-        value = tokens - rate * costs.step(budgets)
+        step_ms = costs.step(budgets)
+        decode_ms = costs.decode(budgets) if costs.has_prompt_rows else step_ms
+        rate = (tokens / decode_ms).max()
+        value = tokens - rate * step_ms
         best = int(value.argmax())
         if value[best] - value[largest] < self._min_gain * tokens[largest]:
             best = largest
-        return BudgetDecision(verification_budget=best, max_verified=inputs.num_draft_tokens)
+        return BudgetDecision(
+            verification_budget=best,
+            max_verified=inputs.num_draft_tokens,
+            step_ms=float(step_ms[best]),
+        )
 
     def choose_drafting(self, inputs: DraftInputs) -> DraftDecision:
         """Return the depth and the requests of highest rate; depth 0 if not drafting is faster.

@@ -22,6 +22,11 @@ import numpy as np
 class StepCosts(Protocol):
     """What the coming step costs in ms with so many draft rows, [n] -> [n]."""
 
+    @property
+    def has_prompt_rows(self) -> bool:
+        """Whether `decode` is another cost than `step`."""
+        ...
+
     def step(self, num_draft_rows: np.ndarray) -> np.ndarray:
         """Return the cost of the whole step."""
         ...
@@ -64,10 +69,14 @@ class BudgetInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BudgetDecision:
-    """At most `verification_budget` drafts are verified, and `max_verified[r]` of request r."""
+    """At most `verification_budget` drafts are verified, and `max_verified[r]` of request r.
+
+    `step_ms` is what the policy expects the step to cost; None if it has no idea.
+    """
 
     verification_budget: int
     max_verified: np.ndarray  # [R] int64
+    step_ms: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,6 +18,7 @@ from forerun.budget.base import BudgetInputs, BudgetPolicy, DraftDecision, Draft
 from forerun.budget.calibration import CalibrationSnapshot
 from forerun.budget.confidence import ConfidenceModel
 from forerun.budget.cost_model import CostModel, ModelledDrafting, ModelledStep, StepShape
+from forerun.budget.outcomes import OutcomeBuffer, Outcomes
 from forerun.budget.recent_drafts import RecentDrafts
 from forerun.budget.request_memory import RequestMemory
 from forerun.budget.survival import allocate, compute_survival, mark_drafts
@@ -31,7 +32,9 @@ DOES_NOT_PAY = "drafting_does_not_pay"
 # Drafts kept for replays.
 _NUM_RECENT = 256
 # Steps between two looks at whether drafting pays.
-_STEPS_PER_PLAN = 8
+_STEPS_PER_PLAN = 16
+# Or sooner, when the number of requests changed by more than this share.
+_LOAD_CHANGE = 0.2
 # Steps without drafting before a few requests try again; sooner after an acceptance that was less
 # likely than this.
 _STEPS_PER_PROBE = 75
@@ -45,9 +48,8 @@ _STEPS_PER_SNAPSHOT = 64
 
 @dataclass(slots=True, kw_only=True)
 class StepDecision:
-    """What was decided for the step under way; times are predictions."""
+    """The step under way as decided; times are predictions, 0 without a cost model."""
 
-    num_admitted: list[int]
     num_rows: int = 0
     target_ms: float = 0.0
     draft_ms: float = 0.0
@@ -71,11 +73,12 @@ class BudgetController:
         self.confidence = confidence
         self.costs = costs
         self.memory = RequestMemory(num_slots, num_positions)
-        self.decision = StepDecision(num_admitted=[])
+        self.decision = StepDecision()
         self.drafting = DraftDecision(depth=num_positions)
         self.num_probes = 0
         self._num_positions = num_positions
         self._recent = RecentDrafts(_NUM_RECENT, num_positions)
+        self._outcomes = OutcomeBuffer()
         self._plan_age = 0
         self._plan_requests = 0
         self._steps_to_probe = _STEPS_PER_PROBE
@@ -117,15 +120,17 @@ class BudgetController:
         """
         num_drafts = [len(request.draft_token_ids) for request in anchors]
         price = self._price(anchors, shape)
-        admitted = num_drafts
+        step_ms = None
         if any(num_drafts):
             counts = np.array(num_drafts, dtype=np.int64)
-            admitted = self._admit(anchors, counts, num_decoding, max_verified, price)
-        self.decision = StepDecision(num_admitted=admitted, num_rows=shape.num_rows + sum(admitted))
+            num_drafts, step_ms = self._admit(anchors, counts, num_decoding, max_verified, price)
+        total = sum(num_drafts)
+        self.decision = StepDecision(num_rows=shape.num_rows + total)
         if price is not None:
-            self.decision.target_ms = price.target_ms(sum(admitted))
-            self.decision.draft_ms = price.draft_ms
-        return admitted
+            draft_ms = self.decision.draft_ms = price.draft_ms
+            expected_ms = price.target_ms(total) if step_ms is None else step_ms - draft_ms
+            self.decision.target_ms = expected_ms
+        return num_drafts
 
     def choose_depths(self, candidates: Sequence[Request], num_context_tokens: int) -> list[int]:
         """Return how many tokens each request should draft for the next step."""
@@ -133,7 +138,8 @@ class BudgetController:
             return []
         self._plan_age += 1
         count = len(candidates)
-        is_stale = self._plan_age >= _STEPS_PER_PLAN or count != self._plan_requests
+        change = abs(count - self._plan_requests)
+        is_stale = self._plan_age >= _STEPS_PER_PLAN or change > _LOAD_CHANGE * count
         slots = _find_slots(candidates)
         if is_stale or not self.policy.needs_costs:
             self._plan(slots, num_context_tokens)
@@ -148,18 +154,18 @@ class BudgetController:
             return
         assert self.confidence is not None
         memory, slots = self.memory, _find_slots(requests)
+        memory.is_new[slots] = False
         counts = np.array([len(draft.token_ids) for draft in drafts], dtype=np.int64)
+        if not counts.any():
+            return
         is_draft = mark_drafts(counts, self._num_positions)
-        hits, verifiers = memory.hits(slots), memory.verifier[slots]
+        hits, verifiers = memory.hits[slots], memory.verifier[slots]
         evidence = self.confidence.read_evidence(drafts, is_draft, verifiers)
-        confidence = self.confidence.estimator.predict(evidence, hits, verifiers)
-        confidence[~is_draft] = 0.0
+        confidence = self.confidence.estimator.predict(evidence, hits, verifiers) * is_draft
         memory.earlier_survival[slots] = memory.survival[slots]
         memory.evidence[slots], memory.confidence[slots] = evidence, confidence
         memory.survival[slots] = compute_survival(confidence)
-        memory.num_drafts[slots] = counts
         memory.is_bound[slots] = [draft.is_drawn for draft in drafts]
-        memory.is_new[slots] = False
         self._recent.add(evidence, counts, hits, verifiers)
 
     def observe(
@@ -171,12 +177,21 @@ class BudgetController:
         assert self.confidence is not None
         memory, slots = self.memory, _find_slots(requests)
         verified, accepted = np.array(num_verified), np.array(num_accepted)
-        self.confidence.stats.observe(memory.survival[slots], verified, accepted)
-        self.confidence.estimator.observe(
-            memory.evidence[slots], memory.hits(slots), memory.verifier[slots], verified, accepted
+        self._outcomes.add(
+            Outcomes(
+                evidence=memory.evidence[slots],
+                hits=memory.hits[slots],
+                verifiers=memory.verifier[slots],
+                survival=memory.survival[slots],
+                num_verified=verified,
+                num_accepted=accepted,
+            )
         )
         memory.count_hits(slots, verified, accepted)
+        if self._outcomes.is_due:
+            self._learn()
         if memory.is_probe[slots].any():
+            self._learn()
             self._plan_age = _STEPS_PER_PLAN
             if ((accepted > 0) & (memory.confidence[slots, 0] < _SURPRISE)).any():
                 self._steps_to_probe = _STEPS_AFTER_SURPRISE
@@ -189,6 +204,22 @@ class BudgetController:
         self.costs.observe_step(self.decision.num_rows, self.decision.target_ms, target_ms)
         if draft_ms is not None and self.drafting.draft_ms > 0:
             self.costs.observe_draft(self.drafting.draft_ms, draft_ms)
+
+    def _learn(self) -> None:
+        """Let estimator and statistics take in the outcomes that wait."""
+        outcomes = self._outcomes.take()
+        if outcomes is None or self.confidence is None:
+            return
+        self.confidence.stats.observe(
+            outcomes.survival, outcomes.num_verified, outcomes.num_accepted
+        )
+        self.confidence.estimator.observe(
+            outcomes.evidence,
+            outcomes.hits,
+            outcomes.verifiers,
+            outcomes.num_verified,
+            outcomes.num_accepted,
+        )
 
     def _price(self, anchors: Sequence[Request], shape: StepShape) -> ModelledStep | None:
         if self.costs is None:
@@ -206,36 +237,37 @@ class BudgetController:
         num_decoding: int,
         max_verified: int,
         price: ModelledStep | None,
-    ) -> list[int]:
-        inputs = BudgetInputs(
-            num_draft_tokens=num_drafts,
-            num_decoding=num_decoding,
-            max_verified=max_verified,
-            costs=price,
-        )
-        if not self.policy.needs_confidence:
-            decision = self.policy.choose_budget(inputs)
-            even = np.ones((len(anchors), self._num_positions), dtype=np.float32)
-            counts = allocate(even, decision.max_verified, decision.verification_budget)
-            return counts.tolist()  # type: ignore[no-any-return]
+    ) -> tuple[list[int], float | None]:
+        """Return admitted drafts per request, and what the step will cost if that is known."""
         memory, slots = self.memory, _find_slots(anchors)
-        survival, is_bound = memory.survival[slots], memory.is_bound[slots]
-        planning = survival
-        if is_bound.any():
-            planning = np.where(is_bound[:, None], memory.earlier_survival[slots], survival)
-        inputs = replace(
-            inputs,
-            confidence=memory.confidence[slots],
-            survival=survival,
-            planning_survival=planning,
+        confidence = survival = planning = None
+        if self.policy.needs_confidence:
+            confidence, survival = memory.confidence[slots], memory.survival[slots]
+            is_bound = memory.is_bound[slots]
+            planning = survival
+            if is_bound.any():
+                planning = np.where(is_bound[:, None], memory.earlier_survival[slots], survival)
+        decision = self.policy.choose_budget(
+            BudgetInputs(
+                num_draft_tokens=num_drafts,
+                num_decoding=num_decoding,
+                max_verified=max_verified,
+                confidence=confidence,
+                survival=survival,
+                planning_survival=planning,
+                costs=price,
+            )
         )
-        decision = self.policy.choose_budget(inputs)
+        if survival is None:
+            survival = np.ones((len(anchors), self._num_positions), dtype=np.float32)
         counts = allocate(survival, decision.max_verified, decision.verification_budget)
-        if memory.is_probe[slots].any():
-            wanted = np.minimum(num_drafts, _PROBE_ROWS) * memory.is_probe[slots]
-            counts = np.maximum(counts, wanted)
+        step_ms = decision.step_ms
+        is_probe = memory.is_probe[slots]
+        if is_probe.any():
+            counts = np.maximum(counts, np.minimum(num_drafts, _PROBE_ROWS) * is_probe)
             counts = allocate(survival, counts, max_verified)
-        return counts.tolist()  # type: ignore[no-any-return]
+            step_ms = None
+        return counts.tolist(), step_ms
 
     def _plan(self, slots: np.ndarray, num_context_tokens: int) -> None:
         """Decide anew who drafts and how deep."""
@@ -268,7 +300,7 @@ class BudgetController:
             survival = compute_survival(confidence)
         return replace(
             inputs,
-            hits=memory.hits(slots),
+            hits=memory.hits[slots],
             recent_survival=survival,
             recent_hits=recent.hits if len(recent) else None,
             costs=ModelledDrafting(self.costs, shape),
@@ -281,7 +313,7 @@ class BudgetController:
             self._steps_to_probe = _STEPS_PER_PROBE
             depths = np.full(len(slots), drafting.depth, dtype=np.int64)
             if drafting.min_hits > -np.inf:
-                idle = (memory.hits(slots) < drafting.min_hits) & ~memory.is_new[slots]
+                idle = (memory.hits[slots] < drafting.min_hits) & ~memory.is_new[slots]
                 depths[idle] = 0
                 memory.fade(slots[idle])
             return depths

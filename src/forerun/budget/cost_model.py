@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
@@ -56,11 +56,12 @@ class CostModel:
         self._draft = 0.0
         self._scale = 1.0
         self._draft_scale = 1.0
-        self._corrected = profile
+        self._curve = profile.trace(profile.verify_ms)
 
     def verify(self, rows: np.ndarray) -> np.ndarray:
         """Return corrected ms of a target step over so many rows, without its other terms."""
-        return self._corrected.verify(rows)
+        ms: np.ndarray = np.interp(rows, *self._curve)
+        return ms
 
     def draft(self, num_requests: np.ndarray, depth: int) -> np.ndarray:
         """Return corrected ms of drafting."""
@@ -117,7 +118,7 @@ class CostModel:
         np.clip(self._local, -limit, limit, out=self._local)
         self._scale = math.exp(self._common)
         corrected = self.profile.verify_ms * (self._scale * np.exp(self._local))
-        self._corrected = replace(self.profile, verify_ms=corrected)
+        self._curve = self.profile.trace(np.maximum.accumulate(corrected))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,11 @@ class ModelledStep:
     model: CostModel
     shape: StepShape
     draft_ms: float
+
+    @property
+    def has_prompt_rows(self) -> bool:
+        """Whether the step holds more than its decoding requests need."""
+        return self.shape.num_prompt_rows > 0
 
     def step(self, num_draft_rows: np.ndarray) -> np.ndarray:
         """Return the cost of the whole step with so many draft rows."""

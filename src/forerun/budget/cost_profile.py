@@ -74,7 +74,7 @@ class CostProfile:
         for name in ("draft_first_ms", "draft_next_ms"):
             _set(self, name, _read_costs(name, getattr(self, name), len(requests)))
         _set(self, "key", dict(self.key))
-        _set(self, "_verify_curve", _trace_steps(rows, self.verify_ms, self.graph_rows))
+        _set(self, "_verify_curve", self.trace(self.verify_ms))
         _set(self, "_first_curve", _trace_from_zero(requests, self.draft_first_ms))
         _set(self, "_next_curve", _trace_from_zero(requests, self.draft_next_ms))
 
@@ -90,6 +90,10 @@ class CostProfile:
         num_further = np.maximum(np.subtract(depth, 1), 0)
         ms: np.ndarray = np.minimum(depth, 1) * first + num_further * further
         return ms
+
+    def trace(self, verify_ms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the curve of `verify` if these were the costs of its sizes, for np.interp."""
+        return _trace_steps(self.verify_rows, verify_ms, self.graph_rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values, each measured size beside its cost; `from_dict` reads them."""

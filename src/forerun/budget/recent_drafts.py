@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+_MOST_WAITING = 32
+
 
 class RecentDrafts:
     """A ring of the last drafts of at least one token.
@@ -23,8 +25,10 @@ class RecentDrafts:
         self._verifier = np.zeros(capacity, dtype=np.int8)
         self._next = 0
         self._size = 0
+        self._waiting: list[tuple[np.ndarray, ...]] = []
 
     def __len__(self) -> int:
+        self._settle()
         return self._size
 
     def add(
@@ -34,7 +38,22 @@ class RecentDrafts:
         hits: np.ndarray,  # [R]
         verifiers: np.ndarray,  # [R]
     ) -> None:
-        """Remember drafts; of more than fit, the last ones."""
+        """Remember drafts; of more than fit, the last ones.
+
+        They are written when someone looks, or when there are many: see `OutcomeBuffer`.
+        """
+        self._waiting.append((evidence, num_drafts, hits, verifiers))
+        if len(self._waiting) >= _MOST_WAITING:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Write the drafts that wait into the ring."""
+        if not self._waiting:
+            return
+        evidence, num_drafts, hits, verifiers = map(
+            np.concatenate, zip(*self._waiting, strict=True)
+        )
+        self._waiting.clear()
         capacity = len(self._evidence)
         kept = num_drafts.nonzero()[0][-capacity:]
         count = len(kept)
@@ -49,19 +68,19 @@ class RecentDrafts:
     @property
     def evidence(self) -> np.ndarray:
         """Evidence of every remembered draft, [M, k]."""
-        return self._evidence[: self._size]
+        return self._evidence[: len(self)]
 
     @property
     def num_drafts(self) -> np.ndarray:
         """Tokens proposed, [M]."""
-        return self._num_drafts[: self._size]
+        return self._num_drafts[: len(self)]
 
     @property
     def hits(self) -> np.ndarray:
         """The requests' recent acceptance at that time, [M]."""
-        return self._hits[: self._size]
+        return self._hits[: len(self)]
 
     @property
     def verifiers(self) -> np.ndarray:
         """The requests' verifiers, [M]."""
-        return self._verifier[: self._size]
+        return self._verifier[: len(self)]

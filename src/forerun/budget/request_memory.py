@@ -26,12 +26,12 @@ class RequestMemory:
         self.confidence = np.ones(shape, dtype=np.float32)
         self.survival = np.ones(shape, dtype=np.float32)
         self.earlier_survival = np.ones(shape, dtype=np.float32)  # of the draft before this one
-        self.num_drafts = np.zeros(num_slots, dtype=np.int64)
         self.is_bound = np.zeros(num_slots, dtype=bool)  # drawn: the non-anticipating rule binds
         self.is_probe = np.zeros(num_slots, dtype=bool)
         self.is_new = np.ones(num_slots, dtype=bool)  # never drafted yet
         self.verifier = np.zeros(num_slots, dtype=np.int8)
         self.row_ms = np.zeros(num_slots)
+        self.hits = np.zeros(num_slots, dtype=np.float32)  # log-odds against the average
         self._num_hits = np.zeros(num_slots)
         self._num_seen = np.zeros(num_slots)
         self._average = 0.5  # acceptance over all requests
@@ -42,12 +42,11 @@ class RequestMemory:
         slot = self._free.pop()
         self.evidence[slot] = 0.0
         self.confidence[slot] = self.survival[slot] = self.earlier_survival[slot] = 1.0
-        self.num_drafts[slot] = 0
         self.is_bound[slot] = self.is_probe[slot] = False
         self.is_new[slot] = True
         self.verifier[slot] = verifier
         self.row_ms[slot] = row_ms
-        self._num_hits[slot] = self._num_seen[slot] = 0.0
+        self._num_hits[slot] = self._num_seen[slot] = self.hits[slot] = 0.0
         return slot
 
     def close(self, slot: int) -> None:
@@ -59,15 +58,7 @@ class RequestMemory:
         """Let requests that do not draft become unknown again, a little each step."""
         self._num_hits[slots] *= _IDLE_DECAY
         self._num_seen[slots] *= _IDLE_DECAY
-
-    def hits(self, slots: np.ndarray) -> np.ndarray:
-        """Return recent acceptance in log-odds against the average of all, float32 [R]."""
-        average = self._average
-        accepted = self._num_hits[slots] + _PRIOR_WEIGHT * average
-        rejected = self._num_seen[slots] - self._num_hits[slots] + _PRIOR_WEIGHT * (1.0 - average)
-        ratio = accepted * (1.0 - average) / (rejected * average)
-        hits: np.ndarray = np.log(ratio).astype(np.float32)
-        return hits
+        self._update_hits(slots)
 
     def count_hits(
         self, slots: np.ndarray, num_verified: np.ndarray, num_accepted: np.ndarray
@@ -84,3 +75,11 @@ class RequestMemory:
         mean = float(num_accepted.sum()) / max(total, 1.0)
         self._average += share * (mean - self._average)
         self._average = min(max(self._average, 0.02), 0.98)
+        self._update_hits(slots)
+
+    def _update_hits(self, slots: np.ndarray) -> None:
+        """Turn counts into log-odds against the average over all requests."""
+        average = self._average
+        accepted = self._num_hits[slots] + _PRIOR_WEIGHT * average
+        rejected = self._num_seen[slots] - self._num_hits[slots] + _PRIOR_WEIGHT * (1.0 - average)
+        self.hits[slots] = np.log(accepted * (1.0 - average) / (rejected * average))

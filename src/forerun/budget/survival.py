@@ -35,6 +35,8 @@ def allocate(
         return num_draft_tokens.copy()
     if verification_budget <= 0:
         return np.zeros_like(num_draft_tokens)
+    if len(num_draft_tokens) == 1:
+        return np.array([verification_budget])
     is_draft = mark_drafts(num_draft_tokens, survival.shape[1])
     slots = survival[is_draft]
     place = len(slots) - verification_budget
