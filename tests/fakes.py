@@ -7,16 +7,18 @@ in sharing, truncation, preemption or prefix matching shows up as a wrong prefix
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
-from forerun.budget import build_policy
+from forerun.budget import build_controller
+from forerun.budget.cost_profile import CostProfile
 from forerun.cache.manager import KVCacheManager
-from forerun.config import SpeculativeConfig
 from forerun.core import RequestOutput, SamplingParams
 from forerun.engine.engine import Engine
 from forerun.engine.messages import EngineLimits, NewRequest
 from forerun.engine.scheduler import Scheduler, SchedulerLimits
 from forerun.plan import DraftRequest, RequestDraft, RequestResult, StepPlan, StepResult
+from forerun.speculative_config import SpeculativeConfig
 
 EOS = 256
 VOCAB_SIZE = 257
@@ -113,13 +115,7 @@ class PrefixCheckingRunner:
         drafts = []
         for request in requests:
             tokens = self.draft_tokens(request.token_ids, request.depth)[: request.depth]
-            drafts.append(
-                RequestDraft(
-                    request_id=request.request_id,
-                    token_ids=tokens,
-                    confidence=[1.0] * len(tokens),
-                )
-            )
+            drafts.append(RequestDraft(request_id=request.request_id, token_ids=tokens))
         return drafts
 
     def release(self, request_ids: Sequence[str]) -> None:
@@ -172,8 +168,14 @@ def make_engine(
     num_speculative_tokens: int = 5,
     enable_prefix_caching: bool = True,
     num_lookahead_slots: int = 0,
+    profile: CostProfile | None = None,
+    now_s: Callable[[], float] = time.perf_counter,
+    **speculative: object,
 ) -> Engine:
-    """Build an engine over the real scheduler, cache and committer and a fake runner."""
+    """Build an engine over the real scheduler, cache and committer and a fake runner.
+
+    `speculative` are further keys of SpeculativeConfig.
+    """
     runner = runner or PrefixCheckingRunner(count_up)
     cache = KVCacheManager(
         num_blocks=num_blocks,
@@ -187,9 +189,10 @@ def make_engine(
         max_waiting_requests=max_waiting_requests,
         num_lookahead_slots=num_lookahead_slots,
     )
-    policy = build_policy(SpeculativeConfig(num_speculative_tokens=num_speculative_tokens))
+    config = SpeculativeConfig(num_speculative_tokens=num_speculative_tokens, **speculative)
+    budget = build_controller(config, num_slots=max_num_seqs, profile=profile)
     return Engine(
-        scheduler=Scheduler(limits, cache, policy),
+        scheduler=Scheduler(limits, cache, budget),
         runner=runner,
         tokenizer=ByteTokenizer(),
         limits=EngineLimits(
@@ -200,6 +203,7 @@ def make_engine(
             max_waiting_requests=max_waiting_requests,
         ),
         eos_token_ids=ByteTokenizer.eos_token_ids,
+        now_s=now_s,
     )
 
 

@@ -83,7 +83,7 @@ def make_model_engine(
         runner=runner,
         tokenizer=NoEosTokenizer(),
         spec=model.spec,
-        num_lookahead_slots=drafter.capabilities.num_lookahead_slots,
+        drafter=drafter.capabilities,
     )
 
 

@@ -106,6 +106,11 @@ class SamplingParams:
         return self.temperature < 1e-5
 
     @property
+    def is_filtered(self) -> bool:
+        """Whether sampling leaves tokens out by rank or probability."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+    @property
     def has_penalties(self) -> bool:
         """Whether logits depend on the tokens seen so far."""
         return (
@@ -150,7 +155,8 @@ class Request:
     `num_drafter_computed_tokens <= num_computed_tokens` between steps (what is beyond, after
     drafting, counts as far as the drafts are accepted; 0 for drafters without a gap of their own);
     `draft_token_ids` is empty unless the gap is exactly one. `generation` counts preemptions, so
-    that anything keyed by (request_id, generation) made before one is recognisably stale.
+    that anything keyed by (request_id, generation) made before one is recognisably stale. `slot` is
+    the request's place in the budget's memory while it runs.
     """
 
     request_id: str
@@ -172,7 +178,7 @@ class Request:
     num_cached_tokens: int | None = None
     num_draws: int = 0
     draft_token_ids: list[int] = field(default_factory=list)
-    draft_confidence: list[float] = field(default_factory=list)
+    slot: int = -1
     first_scheduled_s: float | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -211,7 +217,6 @@ class Request:
     def drop_drafts(self) -> None:
         """Forget the pending proposal."""
         self.draft_token_ids = []
-        self.draft_confidence = []
 
 
 @dataclass(slots=True, kw_only=True)

@@ -115,7 +115,8 @@ class RequestDraft:
     `confidence` and `evidence` have one entry per token and are functions of the prefix alone.
     Confidence is a drafter's own estimate that the token is accepted if those before it were;
     evidence is a number in log-odds that goes up with that chance (the logit of max q, the length
-    of a match), to be calibrated from outcomes. A drafter gives one of them, or neither.
+    of a match), to be calibrated from outcomes. A drafter gives one of them, or neither. `is_drawn`
+    says that tokens were drawn from q and are accepted by p / q: the non-anticipating rule binds.
     `num_drafter_computed_tokens` says how many leading positions, drafts included, the drafter has
     K/V of now; it counts as far as the drafts are accepted.
     """
@@ -124,6 +125,7 @@ class RequestDraft:
     token_ids: list[int]
     confidence: list[float] | None = None
     evidence: list[float] | None = None
+    is_drawn: bool = False
     num_drafter_computed_tokens: int = 0
 
 

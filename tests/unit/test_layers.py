@@ -18,12 +18,13 @@ SRC = Path(forerun.__file__).parent
 
 # Lower layers first. A module may import its own layer and those before it.
 LAYERS: list[set[str]] = [
-    {"errors", "env", "logs", "core", "config", "plan", "gguf_file", "quantisation"},
+    {"errors", "env", "logs", "core", "options", "speculative_config", "config", "plan"}
+    | {"gguf_file", "quantisation"},
     {"data", "tokenization", "budget", "cache", "attention", "kernels", "layers"},
     {"models"},
     {"drafters", "sampling"},
     {"verification"},
-    {"engine"},
+    {"engine", "profiling"},
     {"transport"},
     {"server"},
     {"bench"},
@@ -38,7 +39,8 @@ TORCH_FREE = [
     "core",
     "plan",
     "config",
-    "budget",
+    "budget.controller",
+    "budget.profile_files",
     "cache.block_pool",
     "cache.manager",
     "engine.scheduler",

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from forerun.budget.base import BudgetDecision, BudgetInputs
+import numpy as np
+
+from forerun.budget.base import BudgetDecision, BudgetInputs, DraftDecision, DraftInputs
 
 
 class NonePolicy:
     """Budget 0, depth 0."""
 
     name = "none"
+    needs_confidence = False
+    needs_costs = False
 
-    def decide(self, inputs: BudgetInputs) -> BudgetDecision:
+    def choose_budget(self, inputs: BudgetInputs) -> BudgetDecision:
         """Return a zero budget."""
-        return BudgetDecision(verification_budget=0, draft_depth=0)
+        nothing = np.zeros_like(inputs.num_draft_tokens)
+        return BudgetDecision(verification_budget=0, max_verified=nothing)
+
+    def choose_drafting(self, inputs: DraftInputs) -> DraftDecision:
+        """Return depth 0."""
+        return DraftDecision(depth=0)

@@ -7,21 +7,17 @@ prefix of each row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 
-def compute_survival(confidence: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (survival [R, k] float32, num_draft_tokens [R]) of ragged confidence rows.
+def compute_survival(confidence: np.ndarray) -> np.ndarray:
+    """Return the running product along each row, float32 [R, k]."""
+    return np.cumprod(confidence, axis=1, dtype=np.float32)
 
-    Positions past the end of a row get survival 0.
-    """
-    lengths = np.array([len(row) for row in confidence], dtype=np.int64)
-    padded = np.zeros((len(confidence), int(lengths.max(initial=0))), dtype=np.float32)
-    for index, row in enumerate(confidence):
-        padded[index, : len(row)] = row
-    return np.cumprod(padded, axis=1, dtype=np.float32), lengths
+
+def mark_drafts(num_draft_tokens: np.ndarray, num_positions: int) -> np.ndarray:
+    """Return which slots hold a draft, bool [R, k]."""
+    return np.arange(num_positions) < num_draft_tokens[:, None]
 
 
 def allocate(
@@ -33,12 +29,18 @@ def allocate(
 
     Ties are broken by (position, request), which only reads revealed prefixes: with saturated
     confidences a plain top-k could count slot j + 1 in place of slot j and thereby let token j
-    decide its own admission (DSpark appendix A).
+    decide its own admission (DSpark appendix A). Linear in the number of slots.
     """
-    num_reqs, depth = survival.shape
-    if depth == 0 or verification_budget <= 0:
-        return np.zeros(num_reqs, dtype=np.int64)
-    rows, positions = np.nonzero(np.arange(depth) < num_draft_tokens[:, None])
-    order = np.lexsort((rows, positions, -survival[rows, positions]))
-    admitted = rows[order[:verification_budget]]
-    return np.bincount(admitted, minlength=num_reqs)
+    if verification_budget >= num_draft_tokens.sum():
+        return num_draft_tokens.copy()
+    if verification_budget <= 0:
+        return np.zeros_like(num_draft_tokens)
+    is_draft = mark_drafts(num_draft_tokens, survival.shape[1])
+    slots = survival[is_draft]
+    place = len(slots) - verification_budget
+    last_admitted = np.partition(slots, place)[place]
+    admitted = (is_draft & (survival > last_admitted)).sum(axis=1)
+    ties = np.flatnonzero((is_draft & (survival == last_admitted)).T)
+    chosen = ties[: verification_budget - admitted.sum()] % len(survival)
+    counts: np.ndarray = admitted + np.bincount(chosen, minlength=len(survival))
+    return counts

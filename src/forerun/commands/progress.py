@@ -51,8 +51,6 @@ class LoadingBar:
         else:
             logger.info(text)
 
-    def update(self, done: int, total: int) -> None:
-        """Show how much of the weights is loaded."""
-        self._progress.update(
-            self._task, description="loading weights", completed=done, total=total
-        )
+    def update(self, stage: str, done: int, total: int) -> None:
+        """Show how far a stage of starting is."""
+        self._progress.update(self._task, description=stage, completed=done, total=total)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from forerun.config import SpeculativeConfig
 from forerun.drafters.base import Drafter, DrafterLoading
+from forerun.speculative_config import SpeculativeConfig
 
 if TYPE_CHECKING:
     from forerun.cache.kv_store import KVLayerShape

@@ -5,7 +5,6 @@ The spec is read first, because the pool must know the draft model's layers befo
 
 from __future__ import annotations
 
-from forerun.config import SpeculativeConfig
 from forerun.data.bundled import resolve_model_path
 from forerun.drafters.base import DrafterLoading
 from forerun.drafters.draft_model import DraftModelDrafter
@@ -15,6 +14,7 @@ from forerun.errors import ConfigError
 from forerun.logs import get_logger
 from forerun.models.loader import load_model, read_model_spec
 from forerun.models.spec import FLOAT_TYPES, ModelSpec
+from forerun.speculative_config import SpeculativeConfig
 from forerun.tokenization import load_tokenizer
 
 logger = get_logger(__name__)

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import forerun
 from forerun.attention import build_attention_backend
-from forerun.budget import build_policy
+from forerun.budget import build_controller
+from forerun.budget.calibration import ConfidenceTemperatures
+from forerun.budget.cost_profile import CostProfile
 from forerun.cache.kv_store import KVStore
 from forerun.cache.manager import KVCacheManager
 from forerun.config import EngineConfig
 from forerun.data.bundled import resolve_model_path
 from forerun.drafters import build_drafter, read_kv_layers
-from forerun.drafters.base import DrafterLoading
+from forerun.drafters.base import Drafter, DrafterCapabilities, DrafterLoading
 from forerun.engine.allocator import keep_freed_memory
 from forerun.engine.engine import Engine
 from forerun.engine.messages import EngineLimits
 from forerun.engine.resolve import Resolved, resolve
-from forerun.engine.runner import ModelRunner
+from forerun.engine.runner import ModelRunner, count_logits_rows
 from forerun.engine.scheduler import Scheduler, SchedulerLimits
 from forerun.errors import ConfigError
 from forerun.logs import get_logger
@@ -28,6 +33,9 @@ from forerun.models.decoder import DecoderModel
 from forerun.models.loader import load_model, read_model_spec
 from forerun.models.spec import ModelSpec
 from forerun.plan import Runner
+from forerun.profiling.key import build_profile_key, build_profile_limits
+from forerun.profiling.source import obtain_profile
+from forerun.speculative_config import SpeculativeConfig
 from forerun.tokenization import Tokenizer, load_tokenizer
 from forerun.verification.verify import Verifier
 
@@ -36,16 +44,32 @@ logger = get_logger(__name__)
 # New objects between two runs of the cycle collector; Python's 700 are less than one large step.
 _COLLECT_AFTER = 20_000
 
-Progress = Callable[[int, int], None]
+_EXPLAINED_POLICIES = {
+    "adaptive": "adaptive verification is on",
+    "fixed": 'adaptive off: every draft is verified; "enable_adaptive_verification" is not given',
+    "schedule": "adaptive off: the number of drafts follows a given schedule",
+    "threshold": "adaptive off: drafts are cut at a given confidence",
+    "none": "adaptive off: there is no drafter",
+}
+
+Progress = Callable[[str, int, int], None]
 
 
-def build_engine(
-    config: EngineConfig, *, progress: Progress | None = None
-) -> tuple[Engine, Tokenizer, dict[str, Any]]:
-    """Load the model and return (engine, tokenizer, info); raises ConfigError.
+@dataclass(frozen=True, kw_only=True)
+class EngineParts:
+    """What a configuration loads: everything below the scheduler."""
 
-    `progress(done, total)` is called while weights load.
-    """
+    path: Path
+    resolved: Resolved
+    tokenizer: Tokenizer
+    drafter: Drafter
+    model: DecoderModel
+    runner: ModelRunner
+    is_invariant: bool
+
+
+def load_parts(config: EngineConfig, *, progress: Progress | None = None) -> EngineParts:
+    """Load the model and build its runner; raises ConfigError."""
     path = resolve_model_path(config.model.model)
     spec = read_model_spec(path)
     layers = [*spec.build_kv_layers(), *read_kv_layers(config.speculative)]
@@ -68,7 +92,7 @@ def build_engine(
         path,
         dtype=resolved.dtype,
         device=resolved.device,
-        progress=progress,
+        progress=_name_stage(progress, "loading weights"),
         quantization=quantization,
     )
     is_invariant = _settle_crossover(config, resolved, model)
@@ -89,19 +113,78 @@ def build_engine(
         backend=backend,
         device=resolved.device,
     )
+    return EngineParts(
+        path=path,
+        resolved=resolved,
+        tokenizer=tokenizer,
+        drafter=drafter,
+        model=model,
+        runner=runner,
+        is_invariant=is_invariant,
+    )
+
+
+def build_engine(
+    config: EngineConfig, *, progress: Progress | None = None
+) -> tuple[Engine, Tokenizer, dict[str, Any]]:
+    """Load the model and return (engine, tokenizer, info); raises ConfigError.
+
+    `progress(stage, done, total)` is called while it starts.
+    """
+    parts = load_parts(config, progress=progress)
+    profile = None
+    if config.speculative.enable_adaptive_verification:
+        profile = find_costs(config, parts, progress=progress)
     engine = assemble_engine(
         config,
-        resolved,
-        runner=runner,
-        tokenizer=tokenizer,
-        spec=spec,
-        num_lookahead_slots=drafter.capabilities.num_lookahead_slots,
+        parts.resolved,
+        runner=parts.runner,
+        tokenizer=parts.tokenizer,
+        spec=parts.model.spec,
+        drafter=parts.drafter.capabilities,
+        profile=profile,
+        temperatures=load_temperatures(config.speculative),
     )
     _calm_collector()
-    info = describe_engine(config, resolved, model, engine)
-    weight_types = model.count_weight_types()
-    info |= {"batch_invariant": is_invariant, "weight_types": weight_types}
-    return engine, tokenizer, info
+    info = describe_engine(config, parts.resolved, parts.model, engine)
+    weight_types = parts.model.count_weight_types()
+    info |= {"batch_invariant": parts.is_invariant, "weight_types": weight_types}
+    return engine, parts.tokenizer, info
+
+
+def find_costs(
+    config: EngineConfig,
+    parts: EngineParts,
+    *,
+    progress: Progress | None = None,
+    is_fresh: bool = False,
+) -> CostProfile:
+    """Return the cost profile of these parts: given, stored, or measured now."""
+    return obtain_profile(
+        parts.runner,
+        build_profile_key(config, parts.resolved, parts.path, find_draft_model(config.speculative)),
+        given_path=config.speculative.cost_profile,
+        limits=build_profile_limits(config, parts.resolved, parts.model.spec.vocab_size),
+        progress=_name_stage(progress, "measuring step costs"),
+        is_fresh=is_fresh,
+    )
+
+
+def _name_stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:
+    return None if progress is None else partial(progress, stage)
+
+
+def find_draft_model(config: SpeculativeConfig) -> Path | None:
+    """Return the draft model's file or folder, if there is one; raises ConfigError."""
+    return resolve_model_path(config.model) if config.model else None
+
+
+def load_temperatures(config: SpeculativeConfig) -> ConfidenceTemperatures | None:
+    """Return the temperatures that lie beside a draft model, if any; raises ConfigError."""
+    path = find_draft_model(config)
+    if path is None or not path.is_dir():
+        return None
+    return ConfidenceTemperatures.load(path, config.num_speculative_tokens)
 
 
 def _calm_collector() -> None:
@@ -138,9 +221,15 @@ def assemble_engine(
     runner: Runner,
     tokenizer: Tokenizer,
     spec: ModelSpec,
-    num_lookahead_slots: int = 0,
+    drafter: DrafterCapabilities | None = None,
+    profile: CostProfile | None = None,
+    temperatures: ConfidenceTemperatures | None = None,
 ) -> Engine:
-    """Wire cache, policy, scheduler and runner into an engine."""
+    """Wire cache, budget, scheduler and runner into an engine.
+
+    `drafter` defaults to one that needs and gives nothing; adaptive verification needs a `profile`.
+    """
+    drafter = drafter or DrafterCapabilities(max_speculative_tokens=0)
     cache = KVCacheManager(
         num_blocks=resolved.num_blocks,
         kv_block_size=config.cache.kv_block_size,
@@ -151,9 +240,18 @@ def assemble_engine(
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         max_prefill_while_decoding=resolved.max_prefill_while_decoding,
         max_waiting_requests=config.scheduler.max_waiting_requests,
-        num_lookahead_slots=num_lookahead_slots,
+        num_lookahead_slots=drafter.num_lookahead_slots,
+        max_logits_rows=count_logits_rows(spec.vocab_size),
     )
-    scheduler = Scheduler(limits, cache, build_policy(config.speculative))
+    speculative = config.speculative
+    budget = build_controller(
+        speculative,
+        num_slots=config.scheduler.max_num_seqs,
+        profile=profile,
+        has_head=drafter.emits_confidence,
+        temperatures=temperatures,
+    )
+    scheduler = Scheduler(limits, cache, budget, default_method=speculative.rejection_sample_method)
     engine_limits = EngineLimits(
         max_model_len=resolved.max_model_len,
         vocab_size=spec.vocab_size,
@@ -174,16 +272,11 @@ def describe_engine(
     config: EngineConfig, resolved: Resolved, model: TargetModel, engine: Engine
 ) -> dict[str, Any]:
     """Return the JSON-ready facts of /server_info, and log the choice of drafter and policy."""
-    speculative = config.speculative
-    policy = engine.scheduler.policy.name
-    reason = f"policy {policy!r} verifies a constant number of drafts"
+    speculative = _describe_speculation(config.speculative, engine)
     logger.info(
-        "drafter %s, k = %d, policy %s, verifier %s; adaptive off: %s",
-        speculative.method,
-        speculative.max_draft_tokens,
-        policy,
-        speculative.rejection_sample_method,
-        reason,
+        "drafter %(method)s, k = %(num_speculative_tokens)d, policy %(policy)s, verifier "
+        "%(rejection_sample_method)s; %(adaptive_reason)s",
+        speculative,
     )
     return {
         "version": forerun.__version__,
@@ -205,12 +298,23 @@ def describe_engine(
             "kv_block_size": engine.limits.kv_block_size,
             "prefix_caching": config.cache.enable_prefix_caching,
         },
-        "speculative": {
-            "method": speculative.method,
-            "num_speculative_tokens": speculative.max_draft_tokens,
-            "policy": policy,
-            "rejection_sample_method": speculative.rejection_sample_method,
-            "adaptive_active": False,
-            "adaptive_reason": reason,
-        },
+        "speculative": speculative,
     }
+
+
+def _describe_speculation(config: SpeculativeConfig, engine: Engine) -> dict[str, Any]:
+    budget = engine.scheduler.budget
+    policy = budget.policy.name
+    described: dict[str, Any] = {
+        "method": config.method,
+        "model": config.model or None,
+        "num_speculative_tokens": config.max_draft_tokens,
+        "policy": policy,
+        "rejection_sample_method": config.rejection_sample_method,
+        "adaptive_active": policy == "adaptive",
+        "adaptive_reason": _EXPLAINED_POLICIES[policy],
+    }
+    if budget.costs is not None:
+        profile = budget.costs.profile
+        described["cost_profile"] = {"source": profile.source, **profile.to_dict()}
+    return described

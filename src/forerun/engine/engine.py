@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from forerun.core import FinishReason, Request, RequestOutput
 from forerun.engine.admission import check_request
 from forerun.engine.commit import CommittedStep, Committer
 from forerun.engine.messages import EngineLimits, NewRequest, StepMessage, StepStats
 from forerun.engine.scheduler import Scheduler
+from forerun.engine.trace import StepTrace, begin_trace
 from forerun.errors import RequestError
 from forerun.logs import get_logger
 from forerun.plan import RequestResult, Runner, ScheduledRequest, StepPlan
@@ -25,7 +26,10 @@ logger = get_logger(__name__)
 
 
 class Engine:
-    """One model replica: scheduler, runner and committer, driven step by step."""
+    """One model replica: scheduler, runner and committer, driven step by step.
+
+    `on_trace`, if set, is told about every step in full.
+    """
 
     def __init__(
         self,
@@ -35,12 +39,15 @@ class Engine:
         tokenizer: Tokenizer,
         limits: EngineLimits,
         eos_token_ids: frozenset[int],
+        now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.limits = limits
         self.scheduler = scheduler
         self._runner = runner
         self._committer = Committer(tokenizer)
         self._eos_token_ids = eos_token_ids
+        self._now_s = now_s
+        self.on_trace: Callable[[StepTrace], None] | None = None
         self._children: dict[str, list[Request]] = {}
         self._pending_outputs: list[RequestOutput] = []
 
@@ -82,22 +89,28 @@ class Engine:
 
     def step(self) -> StepMessage:
         """Run one step over everything that can run and return what it produced."""
-        started_s = time.perf_counter()
+        started_s = self._now_s()
         stats = StepStats()
         before = self._count_scheduler_events()
         plan = self.scheduler.schedule()
-        runner_s = time.perf_counter()
+        trace = begin_trace(self.scheduler, plan) if self.on_trace is not None else None
+        runner_s = self._now_s()
         results, error = self._execute(plan)
-        runner_s = time.perf_counter() - runner_s
+        runner_s = self._now_s() - runner_s
         outputs = self._take_pending()
         if error is not None:
             outputs += self._fail_step(plan, error)
         else:
             outputs += self._commit(plan, results, stats)
-            runner_s += self._draft(stats)
+            stats.draft_s = self._draft(stats)
         self._fill_stats(stats, before)
-        stats.step_s = time.perf_counter() - started_s
-        stats.host_s = stats.step_s - runner_s
+        stats.step_s = self._now_s() - started_s
+        stats.host_s = stats.step_s - runner_s - stats.draft_s
+        if error is None:
+            self._teach_budget(plan, stats)
+            if trace is not None and self.on_trace is not None:
+                trace.finish(results, stats)
+                self.on_trace(trace)
         return StepMessage(outputs=outputs, stats=stats)
 
     def check_integrity(self) -> None:
@@ -182,21 +195,36 @@ class Engine:
     def _draft(self, stats: StepStats) -> float:
         """Let the drafter propose for the next step; return the seconds it took."""
         selected = self.scheduler.select_drafting()
+        stats.num_drafting = len(selected)
         if not selected:
             return 0.0
-        started_s = time.perf_counter()
+        started_s = self._now_s()
         try:
             drafts = self._runner.draft(selected)
         except Exception:
             logger.exception("the drafter failed; the next step runs without drafts")
-            return time.perf_counter() - started_s
-        elapsed_s = time.perf_counter() - started_s
+            return self._now_s() - started_s
+        elapsed_s = self._now_s() - started_s
         self.scheduler.set_drafts(drafts)
         for draft in drafts:
             stats.num_draft_tokens += len(draft.token_ids)
             request = self.scheduler.requests[draft.request_id]
             self._committer.count_drafted(request, len(draft.token_ids))
         return elapsed_s
+
+    def _teach_budget(self, plan: StepPlan, stats: StepStats) -> None:
+        """Tell the budget what the step cost, and say in the stats what it had expected."""
+        budget = self.scheduler.budget
+        if not plan.requests:
+            return
+        decision = budget.decision
+        stats.predicted_step_s = (decision.target_ms + decision.draft_ms) / 1000
+        stats.predicted_draft_s = decision.draft_ms / 1000
+        target_ms = (stats.step_s - stats.draft_s) * 1000
+        draft_ms = stats.draft_s * 1000 if stats.num_drafting else None
+        budget.observe_times(target_ms, draft_ms)
+        stats.budget_state = budget.state
+        stats.calibration = budget.take_calibration()
 
     def _forget(self, requests: Sequence[Request]) -> None:
         if not requests:
@@ -214,20 +242,21 @@ class Engine:
         pending, self._pending_outputs = self._pending_outputs, []
         return pending
 
-    def _count_scheduler_events(self) -> tuple[int, int, int]:
+    def _count_scheduler_events(self) -> tuple[int, int, int, int]:
         scheduler = self.scheduler
         return (
             scheduler.num_preemptions,
             scheduler.num_prefix_queries,
             scheduler.num_prefix_hits,
+            scheduler.budget.num_probes,
         )
 
-    def _fill_stats(self, stats: StepStats, before: tuple[int, int, int]) -> None:
+    def _fill_stats(self, stats: StepStats, before: tuple[int, int, int, int]) -> None:
         scheduler = self.scheduler
         after = self._count_scheduler_events()
-        stats.num_preemptions, stats.num_prefix_queries, stats.num_prefix_hits = (
-            now - then for now, then in zip(after, before, strict=True)
-        )
+        changes = [now - then for now, then in zip(after, before, strict=True)]
+        stats.num_preemptions, stats.num_prefix_queries = changes[:2]
+        stats.num_prefix_hits, stats.num_probes = changes[2:]
         stats.num_running = len(scheduler.running)
         stats.num_waiting = len(scheduler.waiting)
         stats.kv_usage_frac = scheduler.cache.usage_frac

@@ -61,7 +61,7 @@ class LLM:
         self,
         model: str = DEFAULT_MODEL,
         *,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
         **options: Any,
     ) -> None:
         config = EngineConfig.from_options(model=model, **options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from forerun.budget.calibration import CalibrationSnapshot
 from forerun.core import RequestOutput, SamplingParams
 
 
@@ -58,8 +59,9 @@ class ReadyMessage:
 
 @dataclass(slots=True, kw_only=True)
 class LoadingMessage:
-    """Progress while weights load, before ReadyMessage."""
+    """Progress of one stage of starting, before ReadyMessage."""
 
+    stage: str
     done: int
     total: int
 
@@ -77,7 +79,9 @@ class StepStats:
     """Gauges after a step, and counts of that step alone (add them up to get totals).
 
     Drafted >= verified >= accepted; committed counts tokens that became output. Per-position lists
-    are indexed by draft position 0..k-1. `step_s` is the whole step as the user pays for it.
+    are indexed by draft position 0..k-1. `step_s` is the whole step as the user pays for it;
+    `draft_s` its drafting; the predicted times are 0 without a cost model. `budget_state` says
+    whether verification adapts, and if not why; `calibration` comes with some steps only.
     """
 
     num_running: int = 0
@@ -96,8 +100,15 @@ class StepStats:
     accepted_per_position: list[int] = field(default_factory=list)
     verification_budget: int = 0
     num_rows: int = 0
+    num_drafting: int = 0  # requests asked to draft
+    num_probes: int = 0
     step_s: float = 0.0
     host_s: float = 0.0
+    draft_s: float = 0.0
+    predicted_step_s: float = 0.0
+    predicted_draft_s: float = 0.0
+    budget_state: str = ""
+    calibration: CalibrationSnapshot | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -55,7 +55,7 @@ class ModelRunner:
         self._kv_store = kv_store
         self._backend = backend
         self._device = device
-        self._max_logits_rows = max(1, MAX_LOGITS_BYTES // (4 * model.spec.vocab_size))
+        self._max_logits_rows = count_logits_rows(model.spec.vocab_size)
         self._draft_probs: dict[str, tuple[int, Tensor]] = {}
         drafter.bind(model, DrafterCache(kv_store=kv_store, backend=backend, device=device))
 
@@ -102,6 +102,7 @@ class ModelRunner:
                     token_ids=token_ids,
                     confidence=_pick(proposal.confidence, index),
                     evidence=_pick(proposal.evidence, index),
+                    is_drawn=probs is not None,
                     num_drafter_computed_tokens=_pick(proposal.num_computed_tokens, index) or 0,
                 )
             )
@@ -165,6 +166,11 @@ class ModelRunner:
 
     def _to_device(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self._device)
+
+
+def count_logits_rows(vocab_size: int) -> int:
+    """Return how many rows of float32 logits are held at once."""
+    return max(1, MAX_LOGITS_BYTES // (4 * vocab_size))
 
 
 def _pick(values: Sequence[T] | None, index: int) -> T | None:

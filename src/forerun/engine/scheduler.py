@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from forerun.budget.base import BudgetDecision, BudgetInputs, BudgetPolicy
-from forerun.budget.survival import allocate, compute_survival
+from forerun.budget.controller import BudgetController
+from forerun.budget.cost_model import StepShape
 from forerun.cache.manager import KVCacheManager
 from forerun.core import FinishReason, Request, RequestStatus
 from forerun.errors import RequestError
 from forerun.plan import DraftRequest, RequestDraft, RequestResult, ScheduledRequest, StepPlan
+from forerun.sampling.method import choose_method
+
+# The verifiers as the budget's estimator knows them.
+_VERIFIERS = {"greedy": 0, "standard": 1, "coupled": 2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +32,8 @@ class SchedulerLimits:
     `num_lookahead_slots` is how far past the committed tokens the drafter writes K/V: slots are
     reserved before it drafts.
     `max_prefill_while_decoding` bounds the rows of larger gaps in a step that others decode in:
-    they wait for every row of it.
+    they wait for every row of it. `max_logits_rows` bounds anchors and drafts, by the memory their
+    logits take.
     """
 
     max_num_seqs: int
@@ -36,6 +41,7 @@ class SchedulerLimits:
     max_prefill_while_decoding: int
     max_waiting_requests: int
     num_lookahead_slots: int = 0
+    max_logits_rows: int = 2**31
 
 
 class Scheduler:
@@ -45,20 +51,21 @@ class Scheduler:
         self,
         limits: SchedulerLimits,
         cache: KVCacheManager,
-        policy: BudgetPolicy,
+        budget: BudgetController,
         *,
+        default_method: str = "standard",
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
         self.cache = cache
-        self.policy = policy
+        self.budget = budget
         self.num_preemptions = 0
         self.num_prefix_queries = 0  # tokens looked up in the prefix cache
         self.num_prefix_hits = 0  # tokens found there
-        self.decision = BudgetDecision(verification_budget=0, draft_depth=0)
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self.requests: dict[str, Request] = {}
+        self._default_method = default_method
         self._now_s = now_s
         self._step = 0
 
@@ -99,7 +106,7 @@ class Scheduler:
         # NOTE: reserving for a chunk may have preempted an anchor that was already chosen.
         anchors = [r for r in anchors if r.status is RequestStatus.RUNNING]
         chunks = [(r, rows) for r, rows in chunks if r.status is RequestStatus.RUNNING]
-        admitted = self._admit_drafts(anchors, sum(rows for _, rows in chunks))
+        admitted = self._admit_drafts(anchors, chunks)
         self._step += 1
         scheduled = [
             _plan(self.cache, r, 1, count) for r, count in zip(anchors, admitted, strict=True)
@@ -112,6 +119,7 @@ class Scheduler:
 
         Call it after the step's tokens were committed to `token_ids`.
         """
+        self._observe(plan, results)
         for scheduled, result in zip(plan.requests, results, strict=True):
             request = self.requests[scheduled.request_id]
             if request.finish_reason is FinishReason.ERROR:
@@ -130,24 +138,24 @@ class Scheduler:
 
     def select_drafting(self) -> list[DraftRequest]:
         """Return who drafts for the next step: running requests one anchor away from it."""
-        depth = self.decision.draft_depth
+        candidates = [r for r in self.running if r.gap == 1 and r.num_remaining_tokens > 1]
+        context = sum(request.num_computed_tokens for request in candidates)
+        depths = self.budget.choose_depths(candidates, context)
         selected = []
-        for request in self.running:
+        for request, depth in zip(candidates, depths, strict=True):
             room = min(depth, request.num_remaining_tokens - 1)
-            if request.gap == 1 and room > 0 and self._reserve_lookahead(request, room):
+            if room > 0 and self._reserve_lookahead(request, room):
                 selected.append(_plan_draft(self.cache, request, room))
         return selected
 
-    def set_drafts(self, drafts: Iterable[RequestDraft]) -> None:
-        """Attach proposals; requests that left meanwhile are skipped."""
-        for draft in drafts:
-            request = self.requests.get(draft.request_id)
-            if request is not None:
-                request.num_drafter_computed_tokens = draft.num_drafter_computed_tokens
-                self.cache.mark_drafter_valid(request)
-                request.draft_token_ids = draft.token_ids
-                given = draft.confidence
-                request.draft_confidence = [1.0] * len(draft.token_ids) if given is None else given
+    def set_drafts(self, drafts: Sequence[RequestDraft]) -> None:
+        """Attach proposals, which are of running requests."""
+        requests = [self.requests[draft.request_id] for draft in drafts]
+        for request, draft in zip(requests, drafts, strict=True):
+            request.draft_token_ids = draft.token_ids
+            request.num_drafter_computed_tokens = draft.num_drafter_computed_tokens
+            self.cache.mark_drafter_valid(request)
+        self.budget.record(requests, drafts)
 
     def remove(self, request: Request) -> None:
         """Forget a finished or aborted request and free its blocks."""
@@ -155,6 +163,7 @@ class Scheduler:
             return
         if request in self.running:
             self.running.remove(request)
+            self.budget.close(request)
         else:
             self.waiting.remove(request)
         self.cache.free(request)
@@ -225,6 +234,7 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Free everything and queue again in front; the tokens stay, the K/V is recomputed."""
         self.running.remove(request)
+        self.budget.close(request)
         self.cache.free(request)
         request.status = RequestStatus.WAITING
         request.num_computed_tokens = request.num_drafter_computed_tokens = 0
@@ -263,6 +273,8 @@ class Scheduler:
             return False
         self.waiting.popleft()
         self.running.append(request)
+        method = choose_method(request.params, self._default_method)
+        self.budget.open(request, _VERIFIERS.get(method, 0))
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = cached
         request.num_drafter_computed_tokens = self.cache.count_drafter_tokens(request)
@@ -273,21 +285,40 @@ class Scheduler:
             request.num_cached_tokens = cached
         return True
 
-    def _admit_drafts(self, anchors: Sequence[Request], num_chunk_rows: int) -> list[int]:
-        """Let the policy choose B and return the admitted drafts per anchor."""
+    def _admit_drafts(
+        self, anchors: Sequence[Request], chunks: Sequence[tuple[Request, int]]
+    ) -> list[int]:
+        """Let the budget decide and return the admitted drafts per anchor."""
+        num_chunk_rows = sum(rows for _, rows in chunks)
+        num_ending = sum(rows == request.gap for request, rows in chunks)
         num_rows = len(anchors) + num_chunk_rows
-        survival, num_drafts = compute_survival([r.draft_confidence for r in anchors])
-        inputs = BudgetInputs(
-            survival=survival,
-            num_draft_tokens=num_drafts,
+        context = sum(request.num_computed_tokens for request in anchors)
+        context += sum(request.num_computed_tokens for request, _ in chunks)
+        shape = StepShape(
             num_rows=num_rows,
-            num_context_tokens=sum(r.num_computed_tokens for r in anchors),
-            max_verified=self.limits.max_num_batched_tokens - num_rows,
+            num_requests=len(anchors) + len(chunks),
+            num_prompt_rows=num_chunk_rows - num_ending,
+            num_context_tokens=context,
         )
-        self.decision = self.policy.decide(inputs)
-        budget = min(self.decision.verification_budget, inputs.max_verified)
-        counts: list[int] = allocate(survival, num_drafts, budget).tolist()
-        return counts
+        num_decoding = len(anchors) + num_ending
+        room = min(
+            self.limits.max_num_batched_tokens - num_rows,
+            self.limits.max_logits_rows - num_decoding,
+        )
+        return self.budget.choose_budget(anchors, shape, num_decoding, max(0, room))
+
+    def _observe(self, plan: StepPlan, results: Sequence[RequestResult]) -> None:
+        """Tell the budget what came of the drafts that were verified."""
+        seen = [
+            (self.requests[scheduled.request_id], len(scheduled.draft_token_ids), result)
+            for scheduled, result in zip(plan.requests, results, strict=True)
+            if scheduled.draft_token_ids and result.error is None
+        ]
+        self.budget.observe(
+            [request for request, _, _ in seen],
+            [num_verified for _, num_verified, _ in seen],
+            [result.num_accepted_tokens for _, _, result in seen],
+        )
 
 
 def _plan(

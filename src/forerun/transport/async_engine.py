@@ -31,7 +31,7 @@ from forerun.transport.pipe import EXIT_GRACE_S, EngineMessage, ProcessTransport
 logger = get_logger(__name__)
 
 StatsListener = Callable[[StepMessage], None]
-Progress = Callable[[int, int], None]
+Progress = Callable[[str, int, int], None]
 
 
 class EngineStartError(RuntimeError):
@@ -109,7 +109,7 @@ class AsyncEngine:
     def for_config(cls, config: EngineConfig, progress: Progress | None = None) -> AsyncEngine:
         """Build an engine that will run in a process of its own.
 
-        `progress(done, total)` is called while weights load.
+        `progress(stage, done, total)` is called while it starts.
         """
         return cls(lambda: ProcessTransport(config), progress=progress)
 
@@ -265,7 +265,7 @@ class AsyncEngine:
             self._die(message.message, message.is_config_error)
         elif isinstance(message, LoadingMessage):
             if self._progress is not None:
-                self._progress(message.done, message.total)
+                self._progress(message.stage, message.done, message.total)
         elif self._ready is not None and not self._ready.done():
             self._ready.set_result(message)
 

@@ -48,8 +48,8 @@ def _start(connection: Connection, config: EngineConfig) -> Engine | None:
     try:
         from forerun.engine.build import build_engine
 
-        def report(done: int, total: int) -> None:
-            connection.send(LoadingMessage(done=done, total=total))
+        def report(stage: str, done: int, total: int) -> None:
+            connection.send(LoadingMessage(stage=stage, done=done, total=total))
 
         engine, _, info = build_engine(config, progress=report)
     except ConfigError as error:

@@ -186,7 +186,9 @@ def test_outputs_are_compared_with_the_reference_and_with_exact_bfloat16() -> No
 
 def make_llm(seed: int) -> Any:
     """Return what the benchmark needs of an LLM: an engine with a random tiny model."""
-    return SimpleNamespace(engine=make_model_engine(make_model(seed=seed)))
+    return SimpleNamespace(
+        engine=make_model_engine(make_model(seed=seed), speculative_config={"method": "none"})
+    )
 
 
 def test_a_window_gives_the_same_states_in_steps_of_any_size() -> None:

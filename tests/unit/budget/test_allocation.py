@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.budget.base import BudgetInputs
-from forerun.budget.fixed import FixedPolicy
-from forerun.budget.none import NonePolicy
 from forerun.budget.survival import allocate, compute_survival
 
 # Few distinct values, so that ties and saturated confidences are common.
@@ -16,9 +14,17 @@ CONFIDENCES = st.lists(
 )
 
 
+def survive(rows: list[list[float]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return (survival [R, k], number of drafts [R]) of ragged confidences."""
+    padded = np.zeros((len(rows), 5), dtype=np.float32)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+    return compute_survival(padded), np.array([len(row) for row in rows])
+
+
 @given(CONFIDENCES, st.integers(0, 40))
 def test_budget_is_spent_on_the_largest_survivals(rows: list[list[float]], budget: int) -> None:
-    survival, lengths = compute_survival(rows)
+    survival, lengths = survive(rows)
     admitted = allocate(survival, lengths, budget)
     assert (admitted <= lengths).all()
     assert admitted.sum() == min(budget, lengths.sum())
@@ -33,7 +39,7 @@ def test_admission_of_a_token_ignores_it_and_what_follows(
 ) -> None:
     """Metamorphic: change the confidences that token j decides (those after j); whether slots up to
     j are admitted must not move."""
-    before = allocate(*compute_survival(rows), budget)
+    before = allocate(*survive(rows), budget)
     r = data.draw(st.integers(0, len(rows) - 1))
     if not rows[r]:
         return
@@ -47,34 +53,15 @@ def test_admission_of_a_token_ignores_it_and_what_follows(
     )
     changed = [list(row) for row in rows]
     changed[r][j + 1 :] = tail
-    after = allocate(*compute_survival(changed), budget)
+    after = allocate(*survive(changed), budget)
     assert min(before[r], j + 1) == min(after[r], j + 1)
 
 
 def test_survival_is_the_running_product() -> None:
-    survival, lengths = compute_survival([[0.5, 0.5, 1.0], [], [1.0]])
-    assert survival.tolist() == [[0.5, 0.25, 0.25], [0, 0, 0], [1.0, 0, 0]]
+    survival, lengths = survive([[0.5, 0.5, 1.0], [], [1.0]])
+    assert survival.tolist() == [
+        [0.5, 0.25, 0.25, 0, 0],
+        [0, 0, 0, 0, 0],
+        [1.0, 0, 0, 0, 0],
+    ]
     assert lengths.tolist() == [3, 0, 1]
-
-
-def make_inputs(num_drafts: list[int], max_verified: int) -> BudgetInputs:
-    survival, lengths = compute_survival([[1.0] * n for n in num_drafts])
-    return BudgetInputs(
-        survival=survival,
-        num_draft_tokens=lengths,
-        num_rows=len(num_drafts),
-        num_context_tokens=0,
-        max_verified=max_verified,
-    )
-
-
-def test_fixed_policy_verifies_what_fits_and_always_drafts() -> None:
-    policy = FixedPolicy(draft_depth=4)
-    assert policy.decide(make_inputs([4, 4], 100)).verification_budget == 8
-    assert policy.decide(make_inputs([4, 4], 5)).verification_budget == 5
-    assert policy.decide(make_inputs([4, 4], 0)).draft_depth == 4
-
-
-def test_none_policy_neither_verifies_nor_drafts() -> None:
-    decision = NonePolicy().decide(make_inputs([4, 4], 100))
-    assert (decision.verification_budget, decision.draft_depth) == (0, 0)

@@ -20,7 +20,7 @@ import tiny_models
 from fakes import collect_tokens, continue_greedily, drain, new_request
 from forerun.attention import build_attention_backend
 from forerun.cache.kv_store import KVStore
-from forerun.config import EngineConfig, SpeculativeConfig
+from forerun.config import EngineConfig
 from forerun.core import RequestOutput, SamplingParams
 from forerun.drafters import draft_model, draft_sampling, load_draft_model, read_kv_layers
 from forerun.drafters.base import DrafterCache, DraftProposal
@@ -34,6 +34,7 @@ from forerun.errors import ConfigError
 from forerun.kernels import find_kernels
 from forerun.models.decoder import DecoderModel
 from forerun.plan import DraftRequest
+from forerun.speculative_config import SpeculativeConfig
 from gguf_files import write_random
 from model_engines import (
     KV_BLOCK_SIZE,

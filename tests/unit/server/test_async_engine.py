@@ -150,7 +150,7 @@ async def test_a_failed_start_raises_what_the_engine_said(is_config_error, kind)
 
 
 async def test_an_engine_that_ends_while_loading_fails_the_start() -> None:
-    fake = FakeEngine(first_message=LoadingMessage(done=1, total=2))
+    fake = FakeEngine(first_message=LoadingMessage(stage="loading weights", done=1, total=2))
     seen = []
     engine = AsyncEngine(lambda: fake, progress=lambda *args: seen.append(args))
     start = asyncio.ensure_future(engine.start())
@@ -159,7 +159,7 @@ async def test_an_engine_that_ends_while_loading_fails_the_start() -> None:
     with pytest.raises(EngineStartError, match="killed by SIGKILL"):
         await start
     await engine.shutdown()
-    assert seen == [(1, 2)]
+    assert seen == [("loading weights", 1, 2)]
     assert fake.is_closed
 
 

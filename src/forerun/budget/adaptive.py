@@ -1,0 +1,164 @@
+"""Verify the drafts that are worth their time; draft only where that pays.
+
+Maximises expected tokens per second (DSpark section 3.2.2, eq. 9, with the cost of the whole step).
+With lambda the best rate of a pure decode step, B maximises N + S_B - lambda x cost(B): in a pure
+decode step that is the argmax of (N + S_B) / cost(B), and beside a prompt, whose rows would make
+any draft look free in a ratio, drafts still have to earn what they cost. The argmax is global: the
+cost is a staircase.
+
+Drafting is compared with not drafting by replaying remembered drafts at today's load, one by one:
+what counts is what the best of their prefixes would have gained, not what the average draft would,
+because the budget is chosen once a draft is known.
+Shapes: N requests that decode, M remembered drafts, d draft depth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerun.budget.base import BudgetDecision, BudgetInputs, DraftCosts, DraftDecision, DraftInputs
+from forerun.budget.survival import mark_drafts
+
+# Drafters whose depth costs time are tried at these depths, up to the configured one.
+_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+# Depth counts as free if all of it costs less than this share of a plain step.
+_FREE_DEPTH_FRAC = 0.01
+
+
+class AdaptivePolicy:
+    """Global argmax of expected tokens per second; see the module docstring.
+
+    A trim must beat verifying everything by `min_gain`: predictions are never exact.
+    """
+
+    name = "adaptive"
+    needs_confidence = True
+    needs_costs = True
+
+    def __init__(self, *, min_gain: float) -> None:
+        self._min_gain = min_gain
+
+    def choose_budget(self, inputs: BudgetInputs) -> BudgetDecision:
+        """Return the budget of highest value; the largest that fits if trimming gains little."""
+        planning, costs = inputs.planning_survival, inputs.costs
+        assert planning is not None, "this policy needs confidences"
+        assert costs is not None, "this policy needs costs"
+        is_draft = mark_drafts(inputs.num_draft_tokens, planning.shape[1])
+        slots = -np.sort(-planning[is_draft])
+        largest = min(len(slots), inputs.max_verified)
+        if largest <= 0:
+            return BudgetDecision(
+                verification_budget=0, max_verified=np.zeros_like(inputs.num_draft_tokens)
+            )
+        tokens = np.full(largest + 1, float(inputs.num_decoding))
+        tokens[1:] += np.cumsum(slots[:largest], dtype=np.float64)
+        budgets = np.arange(largest + 1)
+        rate = (tokens / costs.decode(budgets)).max()
+        value = tokens - rate * costs.step(budgets)
+        best = int(value.argmax())
+        if value[best] - value[largest] < self._min_gain * tokens[largest]:
+            best = largest
+        return BudgetDecision(verification_budget=best, max_verified=inputs.num_draft_tokens)
+
+    def choose_drafting(self, inputs: DraftInputs) -> DraftDecision:
+        """Return the depth and the requests of highest rate; depth 0 if not drafting is faster.
+
+        With nothing to go by, everyone drafts: that is how it becomes known.
+        """
+        costs, recent = inputs.costs, inputs.recent_survival
+        assert costs is not None, "this policy needs costs"
+        if recent is None or len(recent) == 0:
+            return DraftDecision(depth=inputs.max_depth)
+        plans = [
+            _plan_drafting(inputs, costs, recent, depth)
+            for depth in _list_depths(costs, inputs.num_requests, inputs.max_depth)
+        ]
+        best = max(plans, key=lambda plan: plan.gain)
+        return DraftDecision(
+            depth=best.depth if best.pays else 0,
+            min_hits=best.min_hits,
+            gain=best.gain,
+            draft_ms=best.draft_ms,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Plan:
+    """What drafting to one depth would bring."""
+
+    depth: int
+    pays: bool
+    min_hits: float
+    gain: float
+    draft_ms: float
+
+
+def _list_depths(costs: DraftCosts, num_requests: int, max_depth: int) -> list[int]:
+    """Return the depths worth comparing: only the largest if depth costs nothing."""
+    count = np.array([num_requests])
+    difference = costs.draft(count, max_depth) - costs.draft(count, 1)
+    if difference[0] <= _FREE_DEPTH_FRAC * costs.verify(np.zeros(1))[0]:
+        return [max_depth]
+    return [*(depth for depth in _DEPTHS if depth < max_depth), max_depth]
+
+
+def _plan_drafting(inputs: DraftInputs, costs: DraftCosts, recent: np.ndarray, depth: int) -> _Plan:
+    """Replay the remembered drafts, cut to `depth`, in a step of today's requests."""
+    num_requests = inputs.num_requests
+    plain_ms = float(costs.verify(np.zeros(1))[0])
+    rate = num_requests / plain_ms
+    tokens = np.zeros((len(recent), depth + 1))
+    np.cumsum(recent[:, :depth], axis=1, out=tokens[:, 1:])
+    net, rows = _replay(tokens, costs, num_requests, rate)
+    expected = _predict_gains(net.max(axis=1), inputs)
+    order = np.argsort(-expected, kind="stable")
+    draft_ms = costs.draft(np.arange(1, num_requests + 1), depth)
+    surplus = np.cumsum(expected[order]) - rate * draft_ms
+    count = int(surplus.argmax())
+    min_hits = -np.inf
+    if count + 1 < num_requests and inputs.hits is not None:
+        min_hits = float(inputs.hits[order[count]])
+    spent_ms = costs.verify(np.array([(count + 1) * rows]))[0] + draft_ms[count]
+    return _Plan(
+        depth=depth,
+        pays=bool(surplus[count] > 0),
+        min_hits=min_hits,
+        gain=float(surplus[count] / (rate * spent_ms)),
+        draft_ms=float(draft_ms[count]),
+    )
+
+
+def _replay(
+    tokens: np.ndarray,  # [M, d + 1]
+    costs: DraftCosts,
+    num_requests: int,
+    rate: float,
+) -> tuple[np.ndarray, float]:
+    """Return (tokens net of what verifying costs [M, d + 1], mean rows of the best prefixes).
+
+    A request's rows are priced at the margin, on top of the rows the others take; those follow
+    from the same drafts, so the second pass starts where the first one ended.
+    """
+    lengths = np.arange(tokens.shape[1], dtype=np.float64)
+    rows = 0.0
+    net = tokens
+    for _ in range(2):
+        price = costs.verify((num_requests - 1) * rows + lengths)
+        net = tokens - rate * (price - price[0])
+        rows = float(net.argmax(axis=1).mean())
+    return net, rows
+
+
+def _predict_gains(gains: np.ndarray, inputs: DraftInputs) -> np.ndarray:
+    """Return the gain each request may expect, [N]: linear in its own recent acceptance."""
+    mean = gains.mean()
+    hits, seen = inputs.hits, inputs.recent_hits
+    if hits is None or seen is None:
+        return np.full(inputs.num_requests, mean)
+    spread = seen - seen.mean()
+    variance = float(spread @ spread)
+    slope = max(0.0, float(spread @ gains) / variance) if variance > 1e-6 else 0.0
+    expected: np.ndarray = np.maximum(0.0, mean + slope * (hits - seen.mean()))
+    return expected

@@ -1,0 +1,86 @@
+"""What the controller remembers of each running request, in arrays by slot. No torch.
+
+A slot belongs to a request from its start to its end or preemption, and starts blank each time: no
+number of an earlier owner, or of the time before a preemption, is ever seen. Size is fixed at
+start. Shapes: S slots, k draft positions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+# Chance and weight of what a request is thought to accept before anything is seen.
+_PRIOR_WEIGHT = 2.0
+# Weight of earlier drafts in a request's recent acceptance, per draft.
+_HITS_DECAY = 0.85
+# The same for each step in which a request does not draft.
+_IDLE_DECAY = 0.98
+
+
+class RequestMemory:
+    """Slots and their arrays; a slot number indexes the first dimension of each."""
+
+    def __init__(self, num_slots: int, num_positions: int) -> None:
+        shape = (num_slots, num_positions)
+        self.evidence = np.zeros(shape, dtype=np.float32)
+        self.confidence = np.ones(shape, dtype=np.float32)
+        self.survival = np.ones(shape, dtype=np.float32)
+        self.earlier_survival = np.ones(shape, dtype=np.float32)  # of the draft before this one
+        self.num_drafts = np.zeros(num_slots, dtype=np.int64)
+        self.is_bound = np.zeros(num_slots, dtype=bool)  # drawn: the non-anticipating rule binds
+        self.is_probe = np.zeros(num_slots, dtype=bool)
+        self.is_new = np.ones(num_slots, dtype=bool)  # never drafted yet
+        self.verifier = np.zeros(num_slots, dtype=np.int8)
+        self.row_ms = np.zeros(num_slots)
+        self._num_hits = np.zeros(num_slots)
+        self._num_seen = np.zeros(num_slots)
+        self._average = 0.5  # acceptance over all requests
+        self._free = list(range(num_slots - 1, -1, -1))
+
+    def open(self, verifier: int, row_ms: float) -> int:
+        """Return a blank slot."""
+        slot = self._free.pop()
+        self.evidence[slot] = 0.0
+        self.confidence[slot] = self.survival[slot] = self.earlier_survival[slot] = 1.0
+        self.num_drafts[slot] = 0
+        self.is_bound[slot] = self.is_probe[slot] = False
+        self.is_new[slot] = True
+        self.verifier[slot] = verifier
+        self.row_ms[slot] = row_ms
+        self._num_hits[slot] = self._num_seen[slot] = 0.0
+        return slot
+
+    def close(self, slot: int) -> None:
+        """Give a slot back."""
+        assert slot not in self._free, f"slot {slot} is closed twice"
+        self._free.append(slot)
+
+    def fade(self, slots: np.ndarray) -> None:
+        """Let requests that do not draft become unknown again, a little each step."""
+        self._num_hits[slots] *= _IDLE_DECAY
+        self._num_seen[slots] *= _IDLE_DECAY
+
+    def hits(self, slots: np.ndarray) -> np.ndarray:
+        """Return recent acceptance in log-odds against the average of all, float32 [R]."""
+        average = self._average
+        accepted = self._num_hits[slots] + _PRIOR_WEIGHT * average
+        rejected = self._num_seen[slots] - self._num_hits[slots] + _PRIOR_WEIGHT * (1.0 - average)
+        ratio = accepted * (1.0 - average) / (rejected * average)
+        hits: np.ndarray = np.log(ratio).astype(np.float32)
+        return hits
+
+    def count_hits(
+        self, slots: np.ndarray, num_verified: np.ndarray, num_accepted: np.ndarray
+    ) -> None:
+        """Take in outcomes of slots that verified something: a rejection is seen, what follows not.
+
+        Drafts that were never verified change nothing.
+        """
+        seen = np.minimum(num_accepted + 1, num_verified)
+        self._num_hits[slots] = _HITS_DECAY * self._num_hits[slots] + num_accepted
+        self._num_seen[slots] = _HITS_DECAY * self._num_seen[slots] + seen
+        total = float(seen.sum())
+        share = total / (total + 200.0)
+        mean = float(num_accepted.sum()) / max(total, 1.0)
+        self._average += share * (mean - self._average)
+        self._average = min(max(self._average, 0.02), 0.98)
