@@ -90,7 +90,6 @@ def make_model_engine(
         tokenizer=NoEosTokenizer(),
         spec=model.spec,
         drafter=drafter.capabilities,
-        profile=profile,
     )
 
 

@@ -144,7 +144,7 @@ def test_greedy_tokens_of_every_registered_drafter(method: str, mode: str) -> No
     prompts = [[1, 2, 3, 1, 2], [7] * 9, list(range(30, 60)), [5]]
     options: dict[str, object] = {"speculative_config": {"method": method}}
     if method == "draft_model":
-        options = {"drafter": build_small_drafter()}
+        options = {"drafter": build_small_drafter(), "speculative_config": {"method": "ngram"}}
     engine = make_model_engine(load_small_model(mode), **options)
     for index, prompt in enumerate(prompts):
         engine.add(new_request(f"r{index}", prompt, temperature=0.0, max_tokens=40))
@@ -225,14 +225,14 @@ def test_seeded_requests_do_not_depend_on_anything_else(drafter: str, load: str,
 
 
 def test_choices_of_a_seeded_request_differ() -> None:
-    engine = make_model_engine(load_small_model("exact"))
+    engine = make_model_engine(load_small_model("exact"), speculative_config={"method": "ngram"})
     engine.add(new_request("r", [1, 2, 3], seed=5, n=3, max_tokens=16))
     tokens = collect_tokens(drain(engine))
     assert len({tuple(tokens["r", choice]) for choice in range(3)}) == 3
 
 
 def test_unseeded_requests_differ_from_call_to_call() -> None:
-    engine = make_model_engine(load_small_model("exact"))
+    engine = make_model_engine(load_small_model("exact"), speculative_config={"method": "ngram"})
     for name in ("a", "b"):
         engine.add(new_request(name, [1, 2, 3], max_tokens=16))
     tokens = collect_tokens(drain(engine))

@@ -55,6 +55,33 @@ def lay_out(spans: Sequence[RowSpan], kv_block_size: int) -> RowLayout:
     return _lay_out_natively(kernels, spans, kv_block_size)
 
 
+def lay_out_single_rows(
+    block_tables: np.ndarray, positions: np.ndarray, kv_block_size: int
+) -> RowLayout:
+    """Lay out one row per request, at these positions [num_reqs], from padded block tables."""
+    num_reqs = len(positions)
+    blocks = block_tables[np.arange(num_reqs), positions // kv_block_size]
+    assert (blocks != NULL_BLOCK).all(), "a row has no reserved slot"
+    return RowLayout(
+        positions=positions,
+        attention=AttentionBatch(
+            query_start_loc=np.arange(num_reqs + 1),
+            context_lens=positions,
+            block_tables=block_tables,
+            slot_mapping=blocks * kv_block_size + positions % kv_block_size,
+        ),
+    )
+
+
+def pad_tables(tables: Sequence[Sequence[int]]) -> np.ndarray:
+    """Return block tables as one array, the null block on the right, [num_reqs, longest]."""
+    width = max(len(table) for table in tables)
+    padded = np.full((len(tables), width), NULL_BLOCK, dtype=np.int64)
+    for index, table in enumerate(tables):
+        padded[index, : len(table)] = table
+    return padded
+
+
 def _lay_out_plainly(spans: Sequence[RowSpan], kv_block_size: int) -> RowLayout:
     num_rows = np.array([span.num_rows for span in spans], dtype=np.int64)
     context_lens = np.array([span.num_computed_tokens for span in spans], dtype=np.int64)
@@ -62,7 +89,7 @@ def _lay_out_plainly(spans: Sequence[RowSpan], kv_block_size: int) -> RowLayout:
     request_of_row = np.repeat(np.arange(len(spans)), num_rows)
     row_in_request = np.arange(query_start_loc[-1]) - query_start_loc[request_of_row]
     positions = context_lens[request_of_row] + row_in_request
-    block_tables = _pad_tables([span.block_table for span in spans])
+    block_tables = pad_tables([span.block_table for span in spans])
     blocks = block_tables[request_of_row, positions // kv_block_size]
     assert (blocks != NULL_BLOCK).all(), "a row has no reserved slot"
     return RowLayout(
@@ -107,11 +134,3 @@ def _lay_out_natively(kernels: Kernels, spans: Sequence[RowSpan], kv_block_size:
             slot_mapping=made[begins[2] : begins[3]],
         ),
     )
-
-
-def _pad_tables(tables: Sequence[Sequence[int]]) -> np.ndarray:
-    width = max(len(table) for table in tables)
-    padded = np.full((len(tables), width), NULL_BLOCK, dtype=np.int64)
-    for index, table in enumerate(tables):
-        padded[index, : len(table)] = table
-    return padded

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from forerun.attention.base import AttentionContext
-from forerun.attention.layout import lay_out
+from forerun.attention.layout import RowLayout, lay_out, lay_out_single_rows, pad_tables
 from forerun.drafters.base import DrafterCache, DrafterCapabilities, DraftProposal
 from forerun.drafters.draft_sampling import DraftRules, DraftSampler
 from forerun.models.base import ModelOutput, TargetModel
@@ -111,6 +111,8 @@ class DraftModelDrafter:
         """Draft depths[i] > 0 tokens for every request, all together."""
         sampler = DraftSampler(requests, self._rules, self._model.spec.vocab_size)
         active = np.arange(len(requests))
+        lengths = np.array([len(request.token_ids) for request in requests], dtype=np.int64)
+        tables = pad_tables([request.block_table for request in requests])
         logits = self._catch_up(requests)
         owners, chosen = [], []
         for place in range(int(depths.max())):
@@ -122,8 +124,8 @@ class DraftModelDrafter:
                 break
             if not goes_on.all():
                 token_ids = token_ids[torch.from_numpy(goes_on).to(self._device)]
-                active = active[goes_on]
-            logits = self._step([requests[i] for i in active.tolist()], token_ids, place)
+                active, lengths, tables = active[goes_on], lengths[goes_on], tables[goes_on]
+            logits = self._step(token_ids, lengths + place, tables)
         drafts = [
             _Drafts([], [], probs, len(request.token_ids) + int(depth) - 1)
             for request, probs, depth in zip(requests, sampler.probs, depths, strict=True)
@@ -168,20 +170,18 @@ class DraftModelDrafter:
         """Run (request, first position, end) spans of committed tokens."""
         token_ids = [t for i, start, stop in spans for t in requests[i].token_ids[start:stop]]
         rows = [_Span(start, stop - start, requests[i].block_table) for i, start, stop in spans]
-        return self._forward(rows, torch.tensor(token_ids, device=self._device), logits_rows)
+        layout = lay_out(rows, self._kv_store.kv_block_size)
+        return self._forward(layout, torch.tensor(token_ids, device=self._device), logits_rows)
 
-    def _step(self, requests: Sequence[DraftRequest], token_ids: Tensor, place: int) -> Tensor:
-        """Compute draft number `place` of every request; return the logits after it, [n, V]."""
-        spans = [_Span(len(r.token_ids) + place, 1, r.block_table) for r in requests]
-        output = self._forward(spans, token_ids, range(len(spans)))
+    def _step(self, token_ids: Tensor, positions: np.ndarray, tables: np.ndarray) -> Tensor:
+        """Compute one drafted token per request; return the logits after it, [n, V]."""
+        layout = lay_out_single_rows(tables, positions, self._kv_store.kv_block_size)
+        output = self._forward(layout, token_ids, range(len(positions)))
         if output.logits is not None:
             return output.logits
         return self._model.compute_logits(output.hidden_states)
 
-    def _forward(
-        self, spans: Sequence[_Span], token_ids: Tensor, logits_rows: range
-    ) -> ModelOutput:
-        layout = lay_out(spans, self._kv_store.kv_block_size)
+    def _forward(self, layout: RowLayout, token_ids: Tensor, logits_rows: range) -> ModelOutput:
         attention = AttentionContext(
             backend=self._backend,
             kv_store=self._kv_store,

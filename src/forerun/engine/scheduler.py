@@ -142,10 +142,10 @@ class Scheduler:
         context = sum(request.num_computed_tokens for request in candidates)
         depths = self.budget.choose_depths(candidates, context)
         selected = []
-        for request, wanted in zip(candidates, depths, strict=True):
-            depth = min(wanted, request.num_remaining_tokens - 1)
-            if depth > 0 and self._reserve_lookahead(request, depth):
-                selected.append(_plan_draft(self.cache, request, depth))
+        for request, depth in zip(candidates, depths, strict=True):
+            room = min(depth, request.num_remaining_tokens - 1)
+            if room > 0 and self._reserve_lookahead(request, room):
+                selected.append(_plan_draft(self.cache, request, room))
         return selected
 
     def set_drafts(self, drafts: Sequence[RequestDraft]) -> None:
@@ -155,6 +155,8 @@ class Scheduler:
             request.num_drafter_computed_tokens = draft.num_drafter_computed_tokens
             self.cache.mark_drafter_valid(request)
             request.draft_token_ids = draft.token_ids
+            request.num_drafter_computed_tokens = draft.num_drafter_computed_tokens
+            self.cache.mark_drafter_valid(request)
         self.budget.record(requests, drafts)
 
     def remove(self, request: Request) -> None:

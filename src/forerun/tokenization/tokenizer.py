@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -90,6 +91,10 @@ class Tokenizer:
     def strips_first_space(self) -> bool:
         """Whether the space before the first word of a whole text is not part of it."""
         return self._strips_first_space
+
+    def save(self, path: Path) -> None:
+        """Write vocabulary and algorithm as a tokenizer.json; templates and defaults stay out."""
+        self._backend.save(str(path))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`; special tokens written out in it become single ids."""

@@ -16,6 +16,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+import tiny_models
 from fakes import collect_tokens, continue_greedily, drain, new_request
 from forerun.attention import build_attention_backend
 from forerun.cache.kv_store import KVStore
@@ -45,7 +46,17 @@ from model_engines import (
 
 K = 4
 TARGET = make_model(seed=1)
-OTHER = make_model(seed=2)
+# Another model of the same vocabulary, smaller in every other way.
+OTHER = tiny_models.make_model(
+    seed=2,
+    vocab_size=257,
+    hidden_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    eos_token_id=None,
+)
 GREEDY = SamplingParams(temperature=0.0)
 SEEDED = SamplingParams(seed=11, temperature=0.9)
 SAMPLED = SamplingParams(temperature=0.8)
@@ -191,6 +202,15 @@ def test_text_with_a_bad_draft_model_is_the_text_without(params: dict, load: str
     verified, accepted = sum_stats(outputs)
     assert verified > accepted
     assert (engine.scheduler.num_preemptions > 0) == (load == "preempted")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_int8_pool_holds_both_models(backend: str) -> None:
+    options: dict[str, object] = {"kv_dtype": torch.int8, "backend": backend}
+    outputs = run(make_engine(OTHER, **options), PROMPTS, temperature=0.0)
+    plain = make_model_engine(TARGET, speculative_config={"method": "none"}, **options)
+    assert collect_tokens(outputs) == collect_tokens(run(plain, PROMPTS, temperature=0.0))
+    assert sum_stats(outputs)[0] > 0
 
 
 def test_greedy_text_is_the_targets() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun import kernels
+from forerun.attention.layout import lay_out, lay_out_single_rows, pad_tables
 from forerun.core import SamplingParams
 from forerun.engine.batch import StepBatch, build_batch, select_logits_rows
 from forerun.plan import ScheduledRequest, StepPlan
@@ -35,6 +36,25 @@ def make_request(index: int, computed: int, new: int, drafts: int, spare: int) -
 
 def build(requests: list[ScheduledRequest]) -> StepBatch:
     return build_batch(StepPlan(step=1, requests=requests), kv_block_size=BLOCK_SIZE)
+
+
+@given(computed=st.lists(st.integers(0, 21), min_size=1, max_size=6))
+def test_one_row_each_is_laid_out_from_padded_tables(computed: list[int]) -> None:
+    requests = [make_request(index, at, 1, 0, index % 3) for index, at in enumerate(computed)]
+    tables = pad_tables([request.block_table for request in requests])
+    single = lay_out_single_rows(tables, np.array(computed), BLOCK_SIZE)
+    general = lay_out(requests, BLOCK_SIZE)
+    assert np.array_equal(single.positions, general.positions)
+    for name in ("query_start_loc", "context_lens", "block_tables", "slot_mapping"):
+        left, right = getattr(single.attention, name), getattr(general.attention, name)
+        assert np.array_equal(left, right), name
+        assert left.dtype == right.dtype == np.int64, name
+
+
+def test_a_single_row_without_a_slot_is_noticed() -> None:
+    tables = pad_tables([[5], [6, 7]])
+    with pytest.raises(AssertionError, match="no reserved slot"):
+        lay_out_single_rows(tables, np.array([BLOCK_SIZE, 0]), BLOCK_SIZE)
 
 
 requests_of = st.lists(
