@@ -90,6 +90,7 @@ def make_model_engine(
         tokenizer=NoEosTokenizer(),
         spec=model.spec,
         drafter=drafter.capabilities,
+        profile=profile,
     )
 
 

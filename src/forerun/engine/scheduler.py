@@ -152,8 +152,6 @@ class Scheduler:
         """Attach proposals, which are of running requests."""
         requests = [self.requests[draft.request_id] for draft in drafts]
         for request, draft in zip(requests, drafts, strict=True):
-            request.num_drafter_computed_tokens = draft.num_drafter_computed_tokens
-            self.cache.mark_drafter_valid(request)
             request.draft_token_ids = draft.token_ids
             request.num_drafter_computed_tokens = draft.num_drafter_computed_tokens
             self.cache.mark_drafter_valid(request)
