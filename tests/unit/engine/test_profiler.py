@@ -100,7 +100,7 @@ def measure(runner: LawfulRunner, limits: ProfileLimits, **options: Any) -> Any:
 def test_every_term_of_a_lawful_runner_is_found() -> None:
     runner = LawfulRunner()
     profile = measure(runner, make_limits())
-    # The table prices a request's first row as if it were a later one; the request is cheaper by it.
+    # The table prices the context of a request's first row too; the request is cheaper by that.
     row_context_ms = 0.0004 * 128
     assert profile.request_ms == pytest.approx(0.2 - row_context_ms)
     assert profile.kv_token_ms == pytest.approx(0.001)
