@@ -93,7 +93,7 @@ class LawfulRunner:
 
 
 def measure(runner: LawfulRunner, limits: ProfileLimits, **options: Any) -> Any:
-    options = {"budget_s": 1e9, **options}
+    options = {"budget_s": 1e9, "count_lost": lambda: 0, **options}
     return measure_profile(runner, limits=limits, key={"a": "b"}, now_s=runner.now_s, **options)
 
 
@@ -195,6 +195,16 @@ def test_a_machine_that_became_busy_is_noticed(
         profile = measure(LawfulRunner(slow_from=40), make_limits())
     assert profile.source == MEASURED_BUSY
     assert "one of 1 rows took" in caplog.text
+
+
+def test_a_machine_that_was_busy_all_along_is_noticed() -> None:
+    """Steps took ten times as long from the first to the last, and were stored as the cost."""
+    runner = LawfulRunner()
+    for per_s, source in ((90.0, MEASURED), (110.0, MEASURED_BUSY)):
+        profile = measure(
+            runner, make_limits(), count_lost=lambda rate=per_s: int(rate * runner.now_s())
+        )
+        assert profile.source == source
 
 
 def test_the_largest_step_is_measured_even_if_it_is_no_round_number() -> None:
