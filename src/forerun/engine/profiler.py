@@ -47,7 +47,7 @@ _SAMPLED_ROWS = (16, 64)
 _VERIFY_SHARE = 0.6
 _FEWEST_SIZES = 2
 # How much longer a step may take at another time, and how often a core may be taken away: alone on
-# a machine it is a few times a second, next to a process that computes 150 to 6,000 times.
+# a machine it is some 30 times a second, next to a process that computes 160 to 6,000 times.
 _STEADY = 1.5
 _MOST_LOST_PER_S = 100
 
