@@ -45,11 +45,11 @@ def run(args: argparse.Namespace) -> int:
     """Measure or find the profile, show it, and write it if asked."""
     config = build_engine_config(args)
     output: Path | None = args.output
-    if output is not None and not output.parent.is_dir():
-        raise ConfigError(f"--output {output}: there is no folder {output.parent}; create it.")
+    if output is not None:
+        _check_output(output)
     configure_logging("profile")
     profile = _obtain(config, is_fresh=args.fresh)
-    from forerun.budget.profile_files import format_profile, write_profile
+    from forerun.budget.profile_files import write_profile
 
     if output is not None:
         try:
@@ -59,11 +59,19 @@ def run(args: argparse.Namespace) -> int:
                 f"--output {output} cannot be written ({error.strerror or error}); give another."
             ) from error
     if args.json:
-        values = {"source": profile.source, **json.loads(format_profile(profile))}
+        values = {"source": profile.source, **profile.to_dict()}
         sys.stdout.write(json.dumps(values) + "\n")
     else:
         show(profile)
     return 0
+
+
+def _check_output(path: Path) -> None:
+    """Refuse a file that cannot be written before loading and measuring."""
+    if path.is_dir():
+        raise ConfigError(f"--output {path} is a folder; give a file.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--output {path}: there is no folder {path.parent}; create it.")
 
 
 def show(profile: CostProfile) -> None:

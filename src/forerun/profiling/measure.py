@@ -7,6 +7,7 @@ and no random stream moves, so output does not depend on whether a profile was t
 
 from __future__ import annotations
 
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,11 +46,18 @@ _SAMPLED_ROWS = (16, 64)
 # What verification may take of the budget, so that the other terms get a turn.
 _VERIFY_SHARE = 0.6
 _FEWEST_SIZES = 2
-# How much longer a step may take at another time.
+# How much longer a step may take at another time, and how often a core may be taken away: alone on
+# a machine it is some 30 times a second, next to a process that computes 160 to 6,000 times.
 _STEADY = 1.5
+_MOST_LOST_PER_S = 100
 
 _SAMPLED = SamplingParams(temperature=1.0, max_tokens=None)
 _FILTERED = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, max_tokens=None)
+
+
+def count_lost_cores() -> int:
+    """Return how often the system took a core away from a thread of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def measure_profile(
@@ -60,9 +68,15 @@ def measure_profile(
     progress: Progress | None = None,
     budget_s: float = BUDGET_S,
     now_s: Callable[[], float] = time.perf_counter,
+    count_lost: Callable[[], int] = count_lost_cores,
 ) -> CostProfile:
-    """Time steps and drafting; past `budget_s`, with fewer repeats and sizes."""
-    stopwatch = _Stopwatch(runner, limits, budget_s=budget_s, now_s=now_s, progress=progress)
+    """Time steps and drafting; past `budget_s`, with fewer repeats and sizes.
+
+    `count_lost` says how often a core was taken away from this process so far.
+    """
+    stopwatch = _Stopwatch(
+        runner, limits, budget_s=budget_s, now_s=now_s, progress=progress, count_lost=count_lost
+    )
     verify = stopwatch.measure_verify()
     request_ms, kv_token_ms, row_token_ms = stopwatch.measure_requests()
     sampled_row_ms, filtered_row_ms = (
@@ -107,6 +121,7 @@ class _Stopwatch:
         budget_s: float,
         now_s: Callable[[], float],
         progress: Progress | None,
+        count_lost: Callable[[], int],
     ) -> None:
         self._runner = runner
         self._limits = limits
@@ -114,6 +129,8 @@ class _Stopwatch:
         self._progress = progress
         self._budget_s = budget_s
         self._started_s = now_s()
+        self._count_lost = count_lost
+        self._num_lost = count_lost()
         self._num_steps = 0
         self._num_done = 0
         self._row_counts = list_row_counts(limits.max_rows)
@@ -181,18 +198,25 @@ class _Stopwatch:
         return points
 
     def check_steady(self, shape: Shape, ms: float) -> bool:
-        """Return whether the first step timed still takes as long; warn if it does not."""
+        """Return whether nothing else seems to have kept the processor; warn if something did.
+
+        The first step timed must still take as long, and this process must not have lost its cores
+        all the time to others.
+        """
         again_ms = self._time_step(shape)
         if self._progress is not None:
             self._progress(self._num_points, self._num_points)
-        if max(ms, again_ms) <= _STEADY * min(ms, again_ms):
+        num_lost = self._count_lost() - self._num_lost
+        is_crowded = num_lost > _MOST_LOST_PER_S * (self._now_s() - self._started_s)
+        if max(ms, again_ms) <= _STEADY * min(ms, again_ms) and not is_crowded:
             return True
         logger.warning(
             "the machine was busy with something else while steps were timed: one of %d rows took "
-            "%.2f ms at first and %.2f ms at the end",
+            "%.2f ms at first and %.2f ms at the end, and a core was taken away %d times",
             sum(shape.rows),
             ms,
             again_ms,
+            num_lost,
         )
         return False
 
