@@ -15,6 +15,7 @@ Shapes: N requests that decode, M remembered drafts, d draft depth.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from forerun.budget.survival import mark_drafts
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # Depth counts as free if all of it costs less than this share of a plain step.
 _FREE_DEPTH_FRAC = 0.01
+_FEW_SLOTS = 32
 
 
 class AdaptivePolicy:
@@ -45,28 +47,49 @@ class AdaptivePolicy:
         planning, costs = inputs.planning_survival, inputs.costs
         assert planning is not None, "this policy needs confidences"
         assert costs is not None, "this policy needs costs"
-        is_draft = mark_drafts(inputs.num_draft_tokens, planning.shape[1])
-        slots = -np.sort(-planning[is_draft])
-        largest = min(len(slots), inputs.max_verified)
+        largest = min(int(inputs.num_draft_tokens.sum()), inputs.max_verified)
         if largest <= 0:
-            return BudgetDecision(
-                verification_budget=0, max_verified=np.zeros_like(inputs.num_draft_tokens)
-            )
-        tokens = np.full(largest + 1, float(inputs.num_decoding))
-        tokens[1:] += np.cumsum(slots[:largest], dtype=np.float64)
-        budgets = np.arange(largest + 1)
-        step_ms = costs.step(budgets)
-        decode_ms = costs.decode(budgets) if costs.has_prompt_rows else step_ms
-        rate = (tokens / decode_ms).max()
-        value = tokens - rate * step_ms
-        best = int(value.argmax())
-        if value[best] - value[largest] < self._min_gain * tokens[largest]:
-            best = largest
+            nothing = np.zeros_like(inputs.num_draft_tokens)
+            return BudgetDecision(verification_budget=0, max_verified=nothing)
+        step_ms = costs.step(largest)
+        decode_ms = costs.decode(largest) if costs.has_prompt_rows else step_ms
+        choose = self._choose_among_few if largest <= _FEW_SLOTS else self._choose
+        best = choose(inputs, step_ms, decode_ms)
         return BudgetDecision(
             verification_budget=best,
             max_verified=inputs.num_draft_tokens,
             step_ms=float(step_ms[best]),
         )
+
+    def _choose(self, inputs: BudgetInputs, step_ms: np.ndarray, decode_ms: np.ndarray) -> int:
+        planning, largest = inputs.planning_survival, len(step_ms) - 1
+        assert planning is not None, "checked above"
+        slots = -np.sort(-planning[mark_drafts(inputs.num_draft_tokens, planning.shape[1])])
+        tokens = np.full(largest + 1, float(inputs.num_decoding))
+        tokens[1:] += np.cumsum(slots[:largest], dtype=np.float64)
+        value = tokens - (tokens / decode_ms).max() * step_ms
+        best = int(value.argmax())
+        if value[best] - value[largest] < self._min_gain * tokens[largest]:
+            return largest
+        return best
+
+    def _choose_among_few(
+        self, inputs: BudgetInputs, step_ms: np.ndarray, decode_ms: np.ndarray
+    ) -> int:
+        """Do the same without arrays: for a few slots an array operation costs more than a loop."""
+        assert inputs.planning_survival is not None, "checked above"
+        rows = inputs.planning_survival.tolist()
+        counts = inputs.num_draft_tokens.tolist()
+        slots = [chance for row, n in zip(rows, counts, strict=True) for chance in row[:n]]
+        slots.sort(reverse=True)
+        costs, decode_costs = step_ms.tolist(), decode_ms.tolist()
+        tokens = list(accumulate(slots[: len(costs) - 1], initial=float(inputs.num_decoding)))
+        rate = max(t / cost for t, cost in zip(tokens, decode_costs, strict=True))
+        value = [t - rate * cost for t, cost in zip(tokens, costs, strict=True)]
+        best = max(range(len(value)), key=value.__getitem__)
+        if value[best] - value[-1] < self._min_gain * tokens[-1]:
+            return len(value) - 1
+        return best
 
     def choose_drafting(self, inputs: DraftInputs) -> DraftDecision:
         """Return the depth and the requests of highest rate; depth 0 if not drafting is faster.

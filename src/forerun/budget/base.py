@@ -20,18 +20,18 @@ import numpy as np
 
 
 class StepCosts(Protocol):
-    """What the coming step costs in ms with so many draft rows, [n] -> [n]."""
+    """What the coming step costs in ms with 0 .. `most` draft rows, float64 [most + 1]."""
 
     @property
     def has_prompt_rows(self) -> bool:
         """Whether `decode` is another cost than `step`."""
         ...
 
-    def step(self, num_draft_rows: np.ndarray) -> np.ndarray:
+    def step(self, most: int) -> np.ndarray:
         """Return the cost of the whole step."""
         ...
 
-    def decode(self, num_draft_rows: np.ndarray) -> np.ndarray:
+    def decode(self, most: int) -> np.ndarray:
         """Return what it would cost without its prompt rows."""
         ...
 

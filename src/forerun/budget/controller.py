@@ -108,6 +108,7 @@ class BudgetController:
 
     def close(self, request: Request) -> None:
         """Forget a request that stops running."""
+        self._learn()
         self.memory.close(request.slot)
         request.slot = -1
 
@@ -140,24 +141,24 @@ class BudgetController:
         count = len(candidates)
         change = abs(count - self._plan_requests)
         is_stale = self._plan_age >= _STEPS_PER_PLAN or change > _LOAD_CHANGE * count
-        slots = _find_slots(candidates)
         if is_stale or not self.policy.needs_costs:
-            self._plan(slots, num_context_tokens)
-        if not self.policy.needs_confidence:
+            self._plan(_find_slots(candidates), num_context_tokens)
+        if self.drafting.depth == 0 and self.policy.needs_costs:
+            return self._probe(candidates)
+        self._steps_to_probe = _STEPS_PER_PROBE
+        if self.drafting.min_hits == -np.inf:
             return [self.drafting.depth] * count
-        depths: list[int] = self._select(slots).tolist()
-        return depths
+        return self._select(_find_slots(candidates))
 
     def record(self, requests: Sequence[Request], drafts: Sequence[RequestDraft]) -> None:
         """Take in what the drafter proposed to these requests."""
         if not self.policy.needs_confidence or not requests:
             return
         assert self.confidence is not None
-        memory, slots = self.memory, _find_slots(requests)
-        memory.is_new[slots] = False
-        counts = np.array([len(draft.token_ids) for draft in drafts], dtype=np.int64)
-        if not counts.any():
+        if not any(draft.token_ids for draft in drafts):
             return
+        memory, slots = self.memory, _find_slots(requests)
+        counts = np.array([len(draft.token_ids) for draft in drafts], dtype=np.int64)
         is_draft = mark_drafts(counts, self._num_positions)
         hits, verifiers = memory.hits[slots], memory.verifier[slots]
         evidence = self.confidence.read_evidence(drafts, is_draft, verifiers)
@@ -166,6 +167,7 @@ class BudgetController:
         memory.evidence[slots], memory.confidence[slots] = evidence, confidence
         memory.survival[slots] = compute_survival(confidence)
         memory.is_bound[slots] = [draft.is_drawn for draft in drafts]
+        memory.is_new[slots] = False
         self._recent.add(evidence, counts, hits, verifiers)
 
     def observe(
@@ -179,6 +181,7 @@ class BudgetController:
         verified, accepted = np.array(num_verified), np.array(num_accepted)
         self._outcomes.add(
             Outcomes(
+                slots=slots,
                 evidence=memory.evidence[slots],
                 hits=memory.hits[slots],
                 verifiers=memory.verifier[slots],
@@ -187,7 +190,6 @@ class BudgetController:
                 num_accepted=accepted,
             )
         )
-        memory.count_hits(slots, verified, accepted)
         if self._outcomes.is_due:
             self._learn()
         if memory.is_probe[slots].any():
@@ -207,6 +209,8 @@ class BudgetController:
 
     def _learn(self) -> None:
         """Let estimator and statistics take in the outcomes that wait."""
+        for part in self._outcomes.parts:
+            self.memory.count_hits(part.slots, part.num_verified, part.num_accepted)
         outcomes = self._outcomes.take()
         if outcomes is None or self.confidence is None:
             return
@@ -224,8 +228,8 @@ class BudgetController:
     def _price(self, anchors: Sequence[Request], shape: StepShape) -> ModelledStep | None:
         if self.costs is None:
             return None
-        row_ms = self.memory.row_ms[_find_slots(anchors)]
-        if row_ms.any():
+        if self.memory.has_sampled and anchors:
+            row_ms = self.memory.row_ms[_find_slots(anchors)]
             shape = replace(shape, row_ms=float(row_ms.sum()), sampling_ms=float(row_ms.mean()))
         draft_ms = self.drafting.draft_ms if self.drafting.depth else 0.0
         return self.costs.price(shape, draft_ms)
@@ -306,26 +310,26 @@ class BudgetController:
             costs=ModelledDrafting(self.costs, shape),
         )
 
-    def _select(self, slots: np.ndarray) -> np.ndarray:
-        """Return the depth of each request: the plan's, or the probes' when nobody drafts."""
+    def _select(self, slots: np.ndarray) -> list[int]:
+        """Return the plan's depth for requests with enough hits, and for those not tried yet."""
         memory, drafting = self.memory, self.drafting
-        if drafting.depth:
-            self._steps_to_probe = _STEPS_PER_PROBE
-            depths = np.full(len(slots), drafting.depth, dtype=np.int64)
-            if drafting.min_hits > -np.inf:
-                idle = (memory.hits[slots] < drafting.min_hits) & ~memory.is_new[slots]
-                depths[idle] = 0
-                memory.fade(slots[idle])
-            return depths
-        depths = np.zeros(len(slots), dtype=np.int64)
+        idle = (memory.hits[slots] < drafting.min_hits) & ~memory.is_new[slots]
+        memory.fade(slots[idle])
+        depths: list[int] = np.where(idle, 0, drafting.depth).tolist()
+        return depths
+
+    def _probe(self, candidates: Sequence[Request]) -> list[int]:
+        """Return depth 0 for all, or a few tokens for a few requests once in a while, by turns."""
+        count = len(candidates)
+        depths = [0] * count
         self._steps_to_probe -= 1
         if self._steps_to_probe <= 0:
             self._steps_to_probe = _STEPS_PER_PROBE
-            count = min(_MAX_PROBES, max(1, len(slots) // _PROBE_SHARE))
-            chosen = (self.num_probes + np.arange(count)) % len(slots)
-            depths[chosen] = min(_PROBE_ROWS, self._num_positions)
-            memory.is_probe[slots[chosen]] = True
-            self.num_probes += count
+            for turn in range(min(_MAX_PROBES, max(1, count // _PROBE_SHARE))):
+                chosen = (self.num_probes + turn) % count
+                depths[chosen] = min(_PROBE_ROWS, self._num_positions)
+                self.memory.is_probe[candidates[chosen].slot] = True
+            self.num_probes += sum(depth > 0 for depth in depths)
         return depths
 
 

@@ -26,6 +26,7 @@ _LARGEST_CORRECTION = math.log(64.0)
 _STEPS_PER_UPDATE = 16
 _COMMON_SHARE = 0.5
 _FADE = 0.005
+_MOST_TABULATED = 2048
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,16 +53,30 @@ class CostModel:
         self._rows: list[int] = profile.verify_rows.tolist()
         self._local = np.zeros(len(self._rows))
         self._common = 0.0
-        self._errors: list[float] = []
         self._draft = 0.0
         self._scale = 1.0
         self._draft_scale = 1.0
         self._curve = profile.trace(profile.verify_ms)
+        self._by_rows = np.empty(0)
+        self._samples: list[tuple[int, float, float]] = []
+        self._tabulate()
 
     def verify(self, rows: np.ndarray) -> np.ndarray:
         """Return corrected ms of a target step over so many rows, without its other terms."""
         ms: np.ndarray = np.interp(rows, *self._curve)
         return ms
+
+    def verify_up_to(self, first: int, last: int) -> np.ndarray:
+        """Return `verify` of the row counts first .. last, as a new array."""
+        if last < len(self._by_rows):
+            return self._by_rows[first : last + 1].copy()
+        return self.verify(np.arange(first, last + 1))
+
+    def verify_one(self, rows: int) -> float:
+        """Return `verify` of one row count."""
+        if rows < len(self._by_rows):
+            return float(self._by_rows[rows])
+        return float(self.verify(np.array([rows]))[0])
 
     def draft(self, num_requests: np.ndarray, depth: int) -> np.ndarray:
         """Return corrected ms of drafting."""
@@ -87,19 +102,9 @@ class CostModel:
         return self._scale * (shape.sampling_ms + profile.row_token_ms * max(0.0, excess))
 
     def observe_step(self, num_rows: int, predicted_ms: float, measured_ms: float) -> None:
-        """Learn from the target's part of a real step."""
-        error = _compare(predicted_ms, measured_ms)
-        self._errors.append(error)
-        moved = _LOCAL_SHARE * _bound(error)
-        index = min(max(bisect_right(self._rows, num_rows) - 1, 0), len(self._rows) - 1)
-        following = min(index + 1, len(self._rows) - 1)
-        share = 0.0
-        if following > index:
-            width = self._rows[following] - self._rows[index]
-            share = min(1.0, max(0.0, (num_rows - self._rows[index]) / width))
-        self._local[index] += moved * (1.0 - share)
-        self._local[following] += moved * share
-        if len(self._errors) == _STEPS_PER_UPDATE:
+        """Take in the target's part of a real step; several are learnt from together."""
+        self._samples.append((num_rows, predicted_ms, measured_ms))
+        if len(self._samples) == _STEPS_PER_UPDATE:
             self._update()
 
     def observe_draft(self, predicted_ms: float, measured_ms: float) -> None:
@@ -111,14 +116,33 @@ class CostModel:
     def _update(self) -> None:
         """Rebuild the table: what was learnt for all, for each size, and no size below another."""
         limit = _LARGEST_CORRECTION
-        self._common += _COMMON_SHARE * median(self._errors)
+        errors = [_compare(predicted, measured) for _, predicted, measured in self._samples]
+        for (num_rows, _, _), error in zip(self._samples, errors, strict=True):
+            self._correct(num_rows, _LOCAL_SHARE * _bound(error))
+        self._samples.clear()
+        self._common += _COMMON_SHARE * median(errors)
         self._common = min(max(self._common, -limit), limit)
-        self._errors.clear()
         self._local *= 1.0 - _FADE
         np.clip(self._local, -limit, limit, out=self._local)
         self._scale = math.exp(self._common)
         corrected = self.profile.verify_ms * (self._scale * np.exp(self._local))
         self._curve = self.profile.trace(np.maximum.accumulate(corrected))
+        self._tabulate()
+
+    def _correct(self, num_rows: int, amount: float) -> None:
+        """Move the local corrections of the measured sizes on both sides of a size."""
+        index = min(max(bisect_right(self._rows, num_rows) - 1, 0), len(self._rows) - 1)
+        following = min(index + 1, len(self._rows) - 1)
+        share = 0.0
+        if following > index:
+            width = self._rows[following] - self._rows[index]
+            share = min(1.0, max(0.0, (num_rows - self._rows[index]) / width))
+        self._local[index] += amount * (1.0 - share)
+        self._local[following] += amount * share
+
+    def _tabulate(self) -> None:
+        """Write the curve out for every row count that was measured: look-ups become slices."""
+        self._by_rows = np.interp(np.arange(min(self._rows[-1], _MOST_TABULATED) + 1), *self._curve)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,29 +158,27 @@ class ModelledStep:
         """Whether the step holds more than its decoding requests need."""
         return self.shape.num_prompt_rows > 0
 
-    def step(self, num_draft_rows: np.ndarray) -> np.ndarray:
-        """Return the cost of the whole step with so many draft rows."""
-        return self._cost(self.shape.num_rows, num_draft_rows)
+    def step(self, most: int) -> np.ndarray:
+        """Return the cost of the whole step with 0 .. `most` draft rows."""
+        return self._cost(self.shape.num_rows, most)
 
-    def decode(self, num_draft_rows: np.ndarray) -> np.ndarray:
+    def decode(self, most: int) -> np.ndarray:
         """Return what it would cost without its prompt rows."""
-        return self._cost(self.shape.num_rows - self.shape.num_prompt_rows, num_draft_rows)
+        return self._cost(self.shape.num_rows - self.shape.num_prompt_rows, most)
 
     def target_ms(self, num_draft_rows: int) -> float:
         """Return the cost of the target's part alone."""
-        rows = np.array([self.shape.num_rows + num_draft_rows])
-        verify = float(self.model.verify(rows)[0])
-        return verify + self.model.fixed_ms(self.shape) + num_draft_rows * self._draft_row_ms
+        shape, model = self.shape, self.model
+        verify = model.verify_one(shape.num_rows + num_draft_rows)
+        return verify + model.fixed_ms(shape) + num_draft_rows * model.draft_row_ms(shape)
 
-    def _cost(self, num_rows: int, num_draft_rows: np.ndarray) -> np.ndarray:
-        cost = self.model.verify(num_rows + num_draft_rows)
+    def _cost(self, num_rows: int, most: int) -> np.ndarray:
+        cost = self.model.verify_up_to(num_rows, num_rows + most)
         cost += self.model.fixed_ms(self.shape) + self.draft_ms
-        cost += self._draft_row_ms * num_draft_rows
+        row_ms = self.model.draft_row_ms(self.shape)
+        if row_ms:
+            cost += row_ms * np.arange(most + 1)
         return cost
-
-    @property
-    def _draft_row_ms(self) -> float:
-        return self.model.draft_row_ms(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +190,9 @@ class ModelledDrafting:
 
     def verify(self, num_draft_rows: np.ndarray) -> np.ndarray:
         """Return the cost of the target's part with so many draft rows."""
-        return ModelledStep(self.model, self.shape, 0.0).step(num_draft_rows)
+        model, shape = self.model, self.shape
+        cost = model.verify(shape.num_rows + num_draft_rows) + model.fixed_ms(shape)
+        return cost + model.draft_row_ms(shape) * num_draft_rows
 
     def draft(self, num_requests: np.ndarray, depth: int) -> np.ndarray:
         """Return the cost of drafting for so many requests."""

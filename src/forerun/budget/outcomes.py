@@ -19,6 +19,7 @@ _STEPS_AT_ONCE = 16
 class Outcomes:
     """Drafts as they were judged before verification, and what verification said."""
 
+    slots: np.ndarray  # [R]
     evidence: np.ndarray  # [R, k]
     hits: np.ndarray  # [R]
     verifiers: np.ndarray  # [R]
@@ -43,23 +44,23 @@ class OutcomeBuffer:
     """Outcomes nobody has learnt from yet."""
 
     def __init__(self) -> None:
-        self._parts: list[Outcomes] = []
+        self.parts: list[Outcomes] = []
         self._num_drafts = 0
 
     def add(self, outcomes: Outcomes) -> None:
         """Keep the outcomes of a step."""
-        self._parts.append(outcomes)
+        self.parts.append(outcomes)
         self._num_drafts += len(outcomes.hits)
 
     @property
     def is_due(self) -> bool:
         """Whether there are enough of them to learn from."""
-        return self._num_drafts >= _DRAFTS_AT_ONCE or len(self._parts) >= _STEPS_AT_ONCE
+        return self._num_drafts >= _DRAFTS_AT_ONCE or len(self.parts) >= _STEPS_AT_ONCE
 
     def take(self) -> Outcomes | None:
         """Return all of them and forget them; None if there are none."""
-        if not self._parts:
+        if not self.parts:
             return None
-        joined = Outcomes.join(self._parts)
-        self._parts, self._num_drafts = [], 0
+        joined = Outcomes.join(self.parts)
+        self.parts, self._num_drafts = [], 0
         return joined

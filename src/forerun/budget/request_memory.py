@@ -34,6 +34,7 @@ class RequestMemory:
         self.hits = np.zeros(num_slots, dtype=np.float32)  # log-odds against the average
         self._num_hits = np.zeros(num_slots)
         self._num_seen = np.zeros(num_slots)
+        self.has_sampled = False  # whether any request so far cost more than greedy
         self._average = 0.5  # acceptance over all requests
         self._free = list(range(num_slots - 1, -1, -1))
 
@@ -46,6 +47,7 @@ class RequestMemory:
         self.is_new[slot] = True
         self.verifier[slot] = verifier
         self.row_ms[slot] = row_ms
+        self.has_sampled |= row_ms > 0.0
         self._num_hits[slot] = self._num_seen[slot] = self.hits[slot] = 0.0
         return slot
 

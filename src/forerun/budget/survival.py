@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+# For so few an array operation costs more than a loop.
+_FEW_REQUESTS = 4
+
 
 def compute_survival(confidence: np.ndarray) -> np.ndarray:
     """Return the running product along each row, float32 [R, k]."""
@@ -37,6 +40,8 @@ def allocate(
         return np.zeros_like(num_draft_tokens)
     if len(num_draft_tokens) == 1:
         return np.array([verification_budget])
+    if len(num_draft_tokens) <= _FEW_REQUESTS:
+        return _allocate_to_few(survival, num_draft_tokens, verification_budget)
     is_draft = mark_drafts(num_draft_tokens, survival.shape[1])
     slots = survival[is_draft]
     place = len(slots) - verification_budget
@@ -46,3 +51,13 @@ def allocate(
     chosen = ties[: verification_budget - admitted.sum()] % len(survival)
     counts: np.ndarray = admitted + np.bincount(chosen, minlength=len(survival))
     return counts
+
+
+def _allocate_to_few(survival: np.ndarray, num_draft_tokens: np.ndarray, budget: int) -> np.ndarray:
+    rows, counts = survival.tolist(), num_draft_tokens.tolist()
+    slots = [(-rows[r][j], j, r) for r, count in enumerate(counts) for j in range(count)]
+    slots.sort()
+    admitted = [0] * len(rows)
+    for _, _, request in slots[:budget]:
+        admitted[request] += 1
+    return np.array(admitted)
