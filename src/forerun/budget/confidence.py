@@ -40,6 +40,16 @@ class ConfidenceModel:
         self._temperatures = temperatures
         self._has_reported_nan = False
 
+    def read_one(self, draft: RequestDraft, verifier: int) -> list[float]:
+        """Return the evidence of one draft, without arrays where the drafter gives it as such."""
+        if draft.evidence is not None:
+            return draft.evidence
+        is_draft = np.ones((1, len(draft.token_ids)), dtype=bool)
+        rows: list[list[float]] = self.read_evidence(
+            [draft], is_draft, np.array([verifier])
+        ).tolist()
+        return rows[0]
+
     def read_evidence(
         self, drafts: Sequence[RequestDraft], is_draft: np.ndarray, verifiers: np.ndarray
     ) -> np.ndarray:

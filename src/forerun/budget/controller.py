@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 
@@ -31,8 +33,11 @@ DOES_NOT_PAY = "drafting_does_not_pay"
 
 # Drafts kept for replays.
 _NUM_RECENT = 256
-# Steps between two looks at whether drafting pays.
+# Steps between two looks at whether drafting pays: often where a wrong answer costs something.
 _STEPS_PER_PLAN = 16
+_STEPS_PER_CHEAP_PLAN = 48
+_CHEAP_SHARE = 0.02
+_HASTE = 4
 # Or sooner, when the number of requests changed by more than this share.
 _LOAD_CHANGE = 0.2
 # Steps without drafting before a few requests try again; sooner after an acceptance that was less
@@ -44,6 +49,8 @@ _PROBE_SHARE = 16
 _MAX_PROBES = 4
 _PROBE_ROWS = 2
 _STEPS_PER_SNAPSHOT = 64
+# For so few an array operation costs more than a loop.
+_FEW_REQUESTS = 4
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,7 +88,9 @@ class BudgetController:
         self._outcomes = OutcomeBuffer()
         self._plan_age = 0
         self._plan_requests = 0
+        self._plan_lifetime = _STEPS_PER_PLAN
         self._steps_to_probe = _STEPS_PER_PROBE
+        self._has_probes = False
         self._num_steps = 0
 
     @property
@@ -125,6 +134,8 @@ class BudgetController:
         if any(num_drafts):
             counts = np.array(num_drafts, dtype=np.int64)
             num_drafts, step_ms = self._admit(anchors, counts, num_decoding, max_verified, price)
+            if not any(num_drafts):
+                self._plan_age += _HASTE  # drafts nobody verifies: does drafting still pay?
         total = sum(num_drafts)
         self.decision = StepDecision(num_rows=shape.num_rows + total)
         if price is not None:
@@ -140,7 +151,7 @@ class BudgetController:
         self._plan_age += 1
         count = len(candidates)
         change = abs(count - self._plan_requests)
-        is_stale = self._plan_age >= _STEPS_PER_PLAN or change > _LOAD_CHANGE * count
+        is_stale = self._plan_age >= self._plan_lifetime or change > _LOAD_CHANGE * count
         if is_stale or not self.policy.needs_costs:
             self._plan(_find_slots(candidates), num_context_tokens)
         if self.drafting.depth == 0 and self.policy.needs_costs:
@@ -157,6 +168,10 @@ class BudgetController:
         assert self.confidence is not None
         if not any(draft.token_ids for draft in drafts):
             return
+        if len(drafts) <= _FEW_REQUESTS:
+            for request, draft in zip(requests, drafts, strict=True):
+                self._record_one(request.slot, draft)
+            return
         memory, slots = self.memory, _find_slots(requests)
         counts = np.array([len(draft.token_ids) for draft in drafts], dtype=np.int64)
         is_draft = mark_drafts(counts, self._num_positions)
@@ -170,6 +185,26 @@ class BudgetController:
         memory.is_new[slots] = False
         self._recent.add(evidence, counts, hits, verifiers)
 
+    def _record_one(self, slot: int, draft: RequestDraft) -> None:
+        """Do the same for one request without array arithmetic, which costs more than the work."""
+        assert self.confidence is not None
+        memory, num_drafts = self.memory, len(draft.token_ids)
+        verifier = int(memory.verifier[slot])
+        evidence = self.confidence.read_one(draft, verifier)
+        confidence = self.confidence.estimator.predict_one(
+            evidence, float(memory.hits[slot]), verifier
+        )
+        if draft.is_drawn:
+            memory.earlier_survival[slot] = memory.survival[slot]
+        padding = [0.0] * (self._num_positions - num_drafts)
+        memory.evidence[slot] = evidence + padding
+        memory.survival[slot] = [*accumulate(confidence, mul), *padding]
+        memory.confidence[slot] = confidence + padding
+        memory.is_bound[slot] = draft.is_drawn
+        memory.is_new[slot] = False
+        if num_drafts:
+            self._recent.add_one(memory, slot, num_drafts)
+
     def observe(
         self, requests: Sequence[Request], num_verified: Sequence[int], num_accepted: Sequence[int]
     ) -> None:
@@ -177,8 +212,7 @@ class BudgetController:
         if not self.policy.needs_confidence or not requests:
             return
         assert self.confidence is not None
-        memory, slots = self.memory, _find_slots(requests)
-        verified, accepted = np.array(num_verified), np.array(num_accepted)
+        memory, slots = self.memory, [request.slot for request in requests]
         self._outcomes.add(
             Outcomes(
                 slots=slots,
@@ -186,18 +220,14 @@ class BudgetController:
                 hits=memory.hits[slots],
                 verifiers=memory.verifier[slots],
                 survival=memory.survival[slots],
-                num_verified=verified,
-                num_accepted=accepted,
+                num_verified=list(num_verified),
+                num_accepted=list(num_accepted),
             )
         )
+        if self._has_probes:
+            self._finish_probes(slots, num_accepted)
         if self._outcomes.is_due:
             self._learn()
-        if memory.is_probe[slots].any():
-            self._learn()
-            self._plan_age = _STEPS_PER_PLAN
-            if ((accepted > 0) & (memory.confidence[slots, 0] < _SURPRISE)).any():
-                self._steps_to_probe = _STEPS_AFTER_SURPRISE
-            memory.is_probe[slots] = False
 
     def observe_times(self, target_ms: float, draft_ms: float | None) -> None:
         """Take in how long the step took; `draft_ms` is None if nobody drafted."""
@@ -214,16 +244,24 @@ class BudgetController:
         outcomes = self._outcomes.take()
         if outcomes is None or self.confidence is None:
             return
-        self.confidence.stats.observe(
-            outcomes.survival, outcomes.num_verified, outcomes.num_accepted
-        )
-        self.confidence.estimator.observe(
-            outcomes.evidence,
-            outcomes.hits,
-            outcomes.verifiers,
-            outcomes.num_verified,
-            outcomes.num_accepted,
-        )
+        estimator = self.confidence.estimator
+        num_changes = estimator.num_changes
+        verified, accepted = np.array(outcomes.num_verified), np.array(outcomes.num_accepted)
+        self.confidence.stats.observe(outcomes.survival, verified, accepted)
+        estimator.observe(outcomes.evidence, outcomes.hits, outcomes.verifiers, verified, accepted)
+        if estimator.num_changes != num_changes:
+            self._plan_age = self._plan_lifetime
+
+    def _finish_probes(self, slots: Sequence[int], num_accepted: Sequence[int]) -> None:
+        """Learn from probes at once; try again soon if one was accepted against expectation."""
+        memory = self.memory
+        for slot, accepted in zip(slots, num_accepted, strict=True):
+            if memory.is_probe[slot] and accepted and memory.confidence[slot, 0] < _SURPRISE:
+                self._steps_to_probe = _STEPS_AFTER_SURPRISE
+            memory.is_probe[slot] = False
+        self._has_probes = False
+        self._learn()
+        self._plan_age = self._plan_lifetime
 
     def _price(self, anchors: Sequence[Request], shape: StepShape) -> ModelledStep | None:
         if self.costs is None:
@@ -243,12 +281,15 @@ class BudgetController:
         price: ModelledStep | None,
     ) -> tuple[list[int], float | None]:
         """Return admitted drafts per request, and what the step will cost if that is known."""
-        memory, slots = self.memory, _find_slots(anchors)
+        memory = self.memory
+        # A slice is a view: nothing below keeps or changes it.
+        first = anchors[0].slot
+        slots = slice(first, first + 1) if len(anchors) == 1 else _find_slots(anchors)
         confidence = survival = planning = None
         if self.policy.needs_confidence:
             confidence, survival = memory.confidence[slots], memory.survival[slots]
-            is_bound = memory.is_bound[slots]
             planning = survival
+            is_bound = memory.is_bound[slots]
             if is_bound.any():
                 planning = np.where(is_bound[:, None], memory.earlier_survival[slots], survival)
         decision = self.policy.choose_budget(
@@ -266,8 +307,8 @@ class BudgetController:
             survival = np.ones((len(anchors), self._num_positions), dtype=np.float32)
         counts = allocate(survival, decision.max_verified, decision.verification_budget)
         step_ms = decision.step_ms
-        is_probe = memory.is_probe[slots]
-        if is_probe.any():
+        if self._has_probes:
+            is_probe = memory.is_probe[slots]
             counts = np.maximum(counts, np.minimum(num_drafts, _PROBE_ROWS) * is_probe)
             counts = allocate(survival, counts, max_verified)
             step_ms = None
@@ -280,6 +321,8 @@ class BudgetController:
         if self.policy.needs_costs:
             inputs = self._add_recent(inputs, slots, num_context_tokens)
         self.drafting = self.policy.choose_drafting(inputs)
+        is_cheap = self.drafting.draft_ms <= _CHEAP_SHARE * self.decision.target_ms
+        self._plan_lifetime = _STEPS_PER_CHEAP_PLAN if is_cheap else _STEPS_PER_PLAN
 
     def _add_recent(
         self, inputs: DraftInputs, slots: np.ndarray, num_context_tokens: int
@@ -329,6 +372,7 @@ class BudgetController:
                 chosen = (self.num_probes + turn) % count
                 depths[chosen] = min(_PROBE_ROWS, self._num_positions)
                 self.memory.is_probe[candidates[chosen].slot] = True
+                self._has_probes = True
             self.num_probes += sum(depth > 0 for depth in depths)
         return depths
 

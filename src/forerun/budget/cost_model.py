@@ -23,8 +23,8 @@ _LOCAL_SHARE = 0.08
 _LARGEST_CORRECTION = math.log(64.0)
 # Every so many steps the median of their errors moves the common correction by this share of it,
 # the table is rebuilt, and local corrections fade.
-_STEPS_PER_UPDATE = 16
-_COMMON_SHARE = 0.5
+_STEPS_PER_UPDATE = 24
+_COMMON_SHARE = 0.6
 _FADE = 0.005
 _MOST_TABULATED = 2048
 

@@ -12,6 +12,8 @@ Shapes: R requests, k draft positions, m observed outcomes, D = 4 + k parameters
 from __future__ import annotations
 
 import enum
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,6 +96,7 @@ class AcceptanceEstimator:
         self._features = np.zeros((WINDOW, NUM_SHARED + num_positions), dtype=np.float32)
         self._labels = np.zeros(WINDOW, dtype=np.float32)
         self._weights = np.zeros(WINDOW, dtype=np.float32)
+        self.num_changes = 0  # times the past was dropped
         self._num_seen = 0
         self._num_since_refit = 0
         self._refit_interval: float = MIN_REFIT_INTERVAL
@@ -125,6 +128,19 @@ class AcceptanceEstimator:
         np.fmax(log_odds, 0.0, out=log_odds)
         return log_odds
 
+    def predict_one(self, evidence: Sequence[float], hits: float, verifier: int) -> list[float]:
+        """Return the confidences of one request: as `predict`, without arrays, for few requests."""
+        own = hits * float(self._hits_weight) + float(self._verifier_offsets[verifier])
+        confidences = []
+        for value, intercept in zip(evidence, self._intercept_list, strict=False):
+            if math.isnan(value):
+                confidences.append(0.0)
+                continue
+            log_odds = min(max(value, -MAX_LOG_ODDS), MAX_LOG_ODDS) * self._weight + intercept + own
+            log_odds = min(max(log_odds, -MAX_LOG_ODDS), MAX_LOG_ODDS)
+            confidences.append(1.0 / (1.0 + math.exp(-log_odds)))
+        return confidences
+
     def observe(
         self,
         evidence: np.ndarray,  # [R, k] as given to predict
@@ -153,6 +169,7 @@ class AcceptanceEstimator:
         self._remember(evidence[rows, columns], hits[rows], verifiers[rows], columns, accepted)
         num_changed = self._detector.observe(predicted, accepted)
         if num_changed:
+            self.num_changes += 1
             self._discount_past(num_changed)
             self._refit(CHANGE_ITERATIONS)
         elif self._num_since_refit >= self._refit_interval:
@@ -219,6 +236,7 @@ class AcceptanceEstimator:
         self._evidence_weight, self._hits_weight = single[0], single[1]
         self._verifier_offsets = np.array([0.0, single[2], single[3]], dtype=np.float32)
         self._intercepts = single[NUM_SHARED:]
+        self._weight, self._intercept_list = float(single[0]), self._intercepts.tolist()
 
 
 def _build_prior(num_positions: int, belief: Belief) -> tuple[np.ndarray, np.ndarray]:

@@ -19,13 +19,13 @@ _STEPS_AT_ONCE = 16
 class Outcomes:
     """Drafts as they were judged before verification, and what verification said."""
 
-    slots: np.ndarray  # [R]
+    slots: list[int]  # [R]
     evidence: np.ndarray  # [R, k]
     hits: np.ndarray  # [R]
     verifiers: np.ndarray  # [R]
     survival: np.ndarray  # [R, k]
-    num_verified: np.ndarray  # [R]
-    num_accepted: np.ndarray  # [R]
+    num_verified: list[int]  # [R]
+    num_accepted: list[int]  # [R]
 
     @classmethod
     def join(cls, parts: list[Outcomes]) -> Outcomes:
@@ -33,10 +33,13 @@ class Outcomes:
         if len(parts) == 1:
             return parts[0]
         return cls(
-            **{
-                name: np.concatenate([getattr(part, name) for part in parts])
-                for name in cls.__slots__
-            }
+            slots=[slot for part in parts for slot in part.slots],
+            evidence=np.concatenate([part.evidence for part in parts]),
+            hits=np.concatenate([part.hits for part in parts]),
+            verifiers=np.concatenate([part.verifiers for part in parts]),
+            survival=np.concatenate([part.survival for part in parts]),
+            num_verified=[count for part in parts for count in part.num_verified],
+            num_accepted=[count for part in parts for count in part.num_accepted],
         )
 
 

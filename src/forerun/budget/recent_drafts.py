@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from forerun.budget.request_memory import RequestMemory
+
 _MOST_WAITING = 32
 
 
@@ -45,6 +47,16 @@ class RecentDrafts:
         self._waiting.append((evidence, num_drafts, hits, verifiers))
         if len(self._waiting) >= _MOST_WAITING:
             self._settle()
+
+    def add_one(self, memory: RequestMemory, slot: int, num_drafts: int) -> None:
+        """Remember the draft that a slot holds."""
+        own = slice(slot, slot + 1)
+        self.add(
+            memory.evidence[own].copy(),
+            np.array([num_drafts]),
+            memory.hits[own].copy(),
+            memory.verifier[own].copy(),
+        )
 
     def _settle(self) -> None:
         """Write the drafts that wait into the ring."""

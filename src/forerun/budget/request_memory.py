@@ -7,6 +7,8 @@ start. Shapes: S slots, k draft positions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 # Chance and weight of what a request is thought to accept before anything is seen.
@@ -63,23 +65,24 @@ class RequestMemory:
         self._update_hits(slots)
 
     def count_hits(
-        self, slots: np.ndarray, num_verified: np.ndarray, num_accepted: np.ndarray
+        self, slots: Sequence[int], num_verified: Sequence[int], num_accepted: Sequence[int]
     ) -> None:
         """Take in outcomes of slots that verified something: a rejection is seen, what follows not.
 
         Drafts that were never verified change nothing.
         """
-        seen = np.minimum(num_accepted + 1, num_verified)
-        self._num_hits[slots] = _HITS_DECAY * self._num_hits[slots] + num_accepted
+        accepted = np.array(num_accepted, dtype=np.float64)
+        seen = np.minimum(accepted + 1.0, num_verified)
+        self._num_hits[slots] = _HITS_DECAY * self._num_hits[slots] + accepted
         self._num_seen[slots] = _HITS_DECAY * self._num_seen[slots] + seen
         total = float(seen.sum())
         share = total / (total + 200.0)
-        mean = float(num_accepted.sum()) / max(total, 1.0)
+        mean = float(accepted.sum()) / max(total, 1.0)
         self._average += share * (mean - self._average)
         self._average = min(max(self._average, 0.02), 0.98)
         self._update_hits(slots)
 
-    def _update_hits(self, slots: np.ndarray) -> None:
+    def _update_hits(self, slots: np.ndarray | Sequence[int]) -> None:
         """Turn counts into log-odds against the average over all requests."""
         average = self._average
         accepted = self._num_hits[slots] + _PRIOR_WEIGHT * average
