@@ -107,7 +107,7 @@ def make_draft(chances: Sequence[float], *, is_drawn: bool, has_head: bool) -> R
 def change_draft(
     rng: np.random.Generator, draft: RequestDraft, position: int, *, has_head: bool
 ) -> RequestDraft:
-    """Return the draft had token `position` been another: what follows is hopeless, sure, or new."""
+    """Return the draft had token `position` been another: hopeless, sure or new after it."""
     tail = draw_confidences(rng, len(draft.token_ids) - position - 1)
     if rng.random() < 0.7:
         tail = [float(rng.integers(0, 2))] * len(tail)
