@@ -131,7 +131,7 @@ def test_trims_that_gain_less_than_asked_are_not_made(min_gain: float) -> None:
         is_trimmed = choose(inputs, min_gain) < len(expected) - 1
         assert is_trimmed == (gain > min_gain)
         outcomes.append(is_trimmed)
-    assert 20 < sum(outcomes) < len(outcomes) - 20
+    assert 10 < sum(outcomes) < len(outcomes) - 10
 
 
 @pytest.mark.parametrize(("chance", "load", "budget"), [(0.9, 1, 7), (0.1, 1, 7), (0.9, 2, 6)])
@@ -141,10 +141,10 @@ def test_free_rows_are_filled(chance: float, load: int, budget: int) -> None:
 
 
 def choose_at_load(chance: float, num_requests: int) -> int:
-    """Return B for 7 drafts per request of one chance; 8 rows cost 1, each further one 1/8."""
+    """Return B for 7 drafts per request of one chance; 8 rows cost 1, each further one 1/16."""
     survival = np.tile(np.cumprod(np.full(7, chance)), (num_requests, 1)).astype(np.float32)
     rows = num_requests + np.arange(7 * num_requests + 1)
-    costs = 1.0 + np.maximum(0, rows - 8) / 8.0
+    costs = 1.0 + np.maximum(0, rows - 8) / 16.0
     inputs = BudgetInputs(
         num_draft_tokens=np.full(num_requests, 7),
         num_decoding=num_requests,
@@ -246,19 +246,25 @@ def test_drafting_must_gain_what_it_costs(share: float, depth: int) -> None:
     drafting = Drafting(2, cost_flat, lambda n, _: share * worth_ms * np.asarray(n) / 2)
     decision = plan(drafting, repeat_survival(0.8, 7))
     assert decision.depth == depth
-    assert decision.draft_ms == pytest.approx(share * worth_ms)
     assert (decision.gain > 0) == (depth > 0)
 
 
-@pytest.mark.parametrize(
-    ("token_ms", "depth"), [(0.6, 0), (0.3, 1), (0.2, 2), (0.1, 3), (0.04, 4), (0.015, 6)]
-)
-def test_depth_stops_where_the_next_token_costs_more_than_it_brings(
-    token_ms: float, depth: int
-) -> None:
+@pytest.mark.parametrize("token_ms", [0.6, 0.3, 0.2, 0.1, 0.04, 0.015, 0.001])
+def test_depth_of_a_sequential_drafter_is_that_of_the_best_rate(token_ms: float) -> None:
     """One request at a token per ms, free rows, each draft token half as likely as the last."""
     drafting = Drafting(1, cost_flat, lambda n, d: token_ms * d * np.ones(np.shape(n)))
-    assert plan(drafting, repeat_survival(0.5, 8), depth=8).depth == depth
+    rates = {d: (2.0 - 0.5**d) / (1.0 + token_ms * d) for d in (0, 1, 2, 3, 4, 6, 8)}
+    best = max(rates, key=lambda depth: rates[depth])
+    assert plan(drafting, repeat_survival(0.5, 8), depth=8).depth == best
+
+
+def test_depth_of_a_sequential_drafter_falls_with_its_price() -> None:
+    depths = []
+    for token_ms in (0.6, 0.2, 0.04, 0.001):
+        drafting = Drafting(1, cost_flat, lambda n, d, ms=token_ms: ms * d * np.ones(np.shape(n)))
+        depths.append(plan(drafting, repeat_survival(0.5, 8), depth=8).depth)
+    assert depths[0] == 0
+    assert depths == sorted(set(depths)), "each price should have a depth of its own"
 
 
 def test_only_requests_of_which_something_is_expected_draft() -> None:
@@ -281,8 +287,8 @@ def test_hits_that_tell_nothing_leave_nobody_out() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_drafting_is_on_where_some_way_of_it_pays_and_off_where_none_does(seed: int) -> None:
-    """Against enumeration of who drafts, how deep and B, for drafts of one chance and costs flat up
-    to a knee; gains and losses under 10 % are left open."""
+    """Against enumeration of who drafts, how deep and B, for drafts of one chance and costs that
+    are flat up to a knee; gains and losses under 10 % are left open."""
     rng = np.random.default_rng(seed)
     decisions = []
     for _ in range(60):
