@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from forerun.budget import build_controller
 from forerun.budget.cost_profile import CostProfile
 from forerun.cache.manager import KVCacheManager
-from forerun.config import SpeculativeConfig
 from forerun.core import RequestOutput, SamplingParams
 from forerun.engine.engine import Engine
 from forerun.engine.messages import EngineLimits, NewRequest
 from forerun.engine.scheduler import Scheduler, SchedulerLimits
 from forerun.plan import DraftRequest, RequestDraft, RequestResult, StepPlan, StepResult
+from forerun.speculative_config import SpeculativeConfig
 
 EOS = 256
 VOCAB_SIZE = 257

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 import forerun
-from forerun.commands import bench, doctor, generate, serve
+from forerun.commands import bench, doctor, generate, profile, serve
 from forerun.commands.flags import Parser, check_unknown
 from forerun.errors import ConfigError, RequestError
 
@@ -41,6 +41,7 @@ def _run(argv: list[str]) -> int:
     commands = {
         "serve": serve.add_parser(subparsers),
         "generate": generate.add_parser(subparsers),
+        "profile": profile.add_parser(subparsers),
         "bench": bench.add_parser(subparsers),
         "doctor": doctor.add_parser(subparsers),
     }

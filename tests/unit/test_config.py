@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.config import (
-    EngineConfig,
-    SchedulerConfig,
-    ServerConfig,
-    SpeculativeConfig,
-    parse_bytes,
-)
+from forerun.config import EngineConfig, SchedulerConfig, ServerConfig, parse_bytes
 from forerun.errors import ConfigError
+from forerun.speculative_config import SpeculativeConfig
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from forerun.budget.base import BudgetPolicy
 from forerun.budget.controller import BudgetController
 from forerun.budget.cost_profile import CostProfile
-from forerun.config import SpeculativeConfig
 from forerun.errors import ConfigError
+from forerun.speculative_config import SpeculativeConfig
 
 if TYPE_CHECKING:
     from forerun.budget.calibration import ConfidenceTemperatures

@@ -32,9 +32,11 @@ DOES_NOT_PAY = "drafting_does_not_pay"
 _NUM_RECENT = 256
 # Steps between two looks at whether drafting pays.
 _STEPS_PER_PLAN = 8
-# Steps without drafting before a few requests try again; sooner after one that was accepted.
-_STEPS_PER_PROBE = 60
-_STEPS_AFTER_HIT = 3
+# Steps without drafting before a few requests try again; sooner after an acceptance that was less
+# likely than this.
+_STEPS_PER_PROBE = 75
+_STEPS_AFTER_SURPRISE = 3
+_SURPRISE = 0.25
 _PROBE_SHARE = 16
 _MAX_PROBES = 4
 _PROBE_ROWS = 2
@@ -176,8 +178,8 @@ class BudgetController:
         memory.count_hits(slots, verified, accepted)
         if memory.is_probe[slots].any():
             self._plan_age = _STEPS_PER_PLAN
-            if accepted.any():
-                self._steps_to_probe = _STEPS_AFTER_HIT
+            if ((accepted > 0) & (memory.confidence[slots, 0] < _SURPRISE)).any():
+                self._steps_to_probe = _STEPS_AFTER_SURPRISE
             memory.is_probe[slots] = False
 
     def observe_times(self, target_ms: float, draft_ms: float | None) -> None:
@@ -193,7 +195,7 @@ class BudgetController:
             return None
         row_ms = self.memory.row_ms[_find_slots(anchors)]
         if row_ms.any():
-            shape = replace(shape, row_ms=float(row_ms.sum()), draft_row_ms=float(row_ms.mean()))
+            shape = replace(shape, row_ms=float(row_ms.sum()), sampling_ms=float(row_ms.mean()))
         draft_ms = self.drafting.draft_ms if self.drafting.depth else 0.0
         return self.costs.price(shape, draft_ms)
 
@@ -255,7 +257,7 @@ class BudgetController:
             num_requests=len(slots),
             num_context_tokens=num_context_tokens,
             row_ms=float(row_ms.sum()),
-            draft_row_ms=float(row_ms.mean()),
+            sampling_ms=float(row_ms.mean()),
         )
         survival = None
         if len(recent):
@@ -289,7 +291,7 @@ class BudgetController:
             self._steps_to_probe = _STEPS_PER_PROBE
             count = min(_MAX_PROBES, max(1, len(slots) // _PROBE_SHARE))
             chosen = (self.num_probes + np.arange(count)) % len(slots)
-            depths[chosen] = self._num_positions
+            depths[chosen] = min(_PROBE_ROWS, self._num_positions)
             memory.is_probe[slots[chosen]] = True
             self.num_probes += count
         return depths

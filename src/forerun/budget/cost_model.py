@@ -32,7 +32,7 @@ _FADE = 0.005
 class StepShape:
     """What a step holds before drafts are added.
 
-    `row_ms` sums what sampling its rows costs beyond greedy; `draft_row_ms` is the mean of it per
+    `row_ms` sums what sampling its rows costs beyond greedy; `sampling_ms` is the mean of it per
     draft row. `num_prompt_rows` of `num_rows` belong to requests that do not sample yet.
     """
 
@@ -41,7 +41,7 @@ class StepShape:
     num_prompt_rows: int = 0
     num_context_tokens: int = 0
     row_ms: float = 0.0
-    draft_row_ms: float = 0.0
+    sampling_ms: float = 0.0
 
 
 class CostModel:
@@ -78,6 +78,12 @@ class CostModel:
             + profile.kv_token_ms * shape.num_context_tokens
             + shape.row_ms
         )
+
+    def draft_row_ms(self, shape: StepShape) -> float:
+        """Return what a draft row costs beside the table: it is sampled, and reads its context."""
+        profile = self.profile
+        excess = shape.num_context_tokens / max(1, shape.num_requests) - profile.context_tokens
+        return self._scale * (shape.sampling_ms + profile.row_token_ms * max(0.0, excess))
 
     def observe_step(self, num_rows: int, predicted_ms: float, measured_ms: float) -> None:
         """Learn from the target's part of a real step."""
@@ -134,15 +140,17 @@ class ModelledStep:
         """Return the cost of the target's part alone."""
         rows = np.array([self.shape.num_rows + num_draft_rows])
         verify = float(self.model.verify(rows)[0])
-        sampling = num_draft_rows * self.shape.draft_row_ms
-        return verify + self.model.fixed_ms(self.shape) + sampling
+        return verify + self.model.fixed_ms(self.shape) + num_draft_rows * self._draft_row_ms
 
     def _cost(self, num_rows: int, num_draft_rows: np.ndarray) -> np.ndarray:
         cost = self.model.verify(num_rows + num_draft_rows)
         cost += self.model.fixed_ms(self.shape) + self.draft_ms
-        if self.shape.draft_row_ms:
-            cost += self.shape.draft_row_ms * num_draft_rows
+        cost += self._draft_row_ms * num_draft_rows
         return cost
+
+    @property
+    def _draft_row_ms(self) -> float:
+        return self.model.draft_row_ms(self.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,12 @@
 """CostProfile: what a step costs on one machine, as measured, and look-ups in it.
 
-cost(step) = verify(rows) + request_ms * N + kv_token_ms * context + sampling terms + draft(N_d, k)
+cost(step) = verify(rows) + request_ms * N + kv_token_ms * sum(C) + sampling terms + draft(N_d, k)
+           + row_token_ms * sum((rows of the request - 1) * (C - context_tokens))
 
 Pure NumPy: the simulator and the policy share it. A look-up is one np.interp: steps up to
 `graph_rows`, the last slope beyond the table and "no requests, no drafting" are points of the
-curve, made once. Symbols: n measured row counts, m measured numbers of drafting requests.
+curve, made once. Symbols: n measured row counts, m measured numbers of drafting requests, N
+requests with C cached tokens each.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ FORMAT_VERSION = 1
 _FAR = float(2**40)
 # The least that counts as a request.
 _ANY = 1e-9
-_SLOPES = ("request_ms", "kv_token_ms", "sampled_row_ms", "filtered_row_ms")
+_SLOPES = ("request_ms", "kv_token_ms", "row_token_ms", "sampled_row_ms", "filtered_row_ms")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -39,6 +41,10 @@ class CostProfile:
     graph_rows: int = 0
     request_ms: float  # more, per request, than its rows alone cost
     kv_token_ms: float  # per cached context token, each request's context once
+    row_token_ms: float = (
+        0.0  # per row after a request's first and cached token past the next field
+    )
+    context_tokens: int = 0  # cached tokens of each request when `verify_ms` was timed
     sampled_row_ms: float  # per sampled row without filters, beyond greedy
     filtered_row_ms: float  # per sampled row with top-k, top-p or min-p, beyond greedy
     draft_requests: np.ndarray  # [m] int64, strictly increasing from 1; empty without a drafter
@@ -58,6 +64,8 @@ class CostProfile:
             raise ValueError("verify_rows is empty; a profile has at least one row count")
         if self.graph_rows != 0 and self.graph_rows not in rows:
             raise ValueError(f"graph_rows is {self.graph_rows}, which is no measured row count")
+        if self.context_tokens < 0:
+            raise ValueError(f"context_tokens must be at least 0, got {self.context_tokens}")
         for name in _SLOPES:
             _set(self, name, float(_read_costs(name, [getattr(self, name)], 1)[0]))
         _set(self, "verify_rows", rows)
@@ -97,6 +105,7 @@ class CostProfile:
             "version": FORMAT_VERSION,
             "key": dict(self.key),
             "graph_rows": self.graph_rows,
+            "context_tokens": self.context_tokens,
             **{name: getattr(self, name) for name in _SLOPES},
             "verify": [{"rows": rows, "ms": ms} for rows, ms in verify],
             "draft": [{"requests": n, "first_ms": a, "next_ms": b} for n, a, b in draft],
@@ -115,6 +124,7 @@ class CostProfile:
                 verify_rows=_read_column(value["verify"], "rows"),
                 verify_ms=_read_column(value["verify"], "ms"),
                 graph_rows=int(value["graph_rows"]),
+                context_tokens=int(value["context_tokens"]),
                 **{name: value[name] for name in _SLOPES},
                 draft_requests=_read_column(value["draft"], "requests"),
                 draft_first_ms=_read_column(value["draft"], "first_ms"),

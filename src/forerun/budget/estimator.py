@@ -20,7 +20,7 @@ from forerun.budget.change_detector import ChangeDetector
 
 WINDOW = 4096
 # After so many outcomes an outcome counts half.
-HALF_LIFE = 2048
+HALF_LIFE = 1024
 MAX_LOG_ODDS = 12.0
 # After a change the past weighs at most this much of what was seen since.
 PAST_AFTER_CHANGE = 0.25

@@ -10,6 +10,7 @@ import typing
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from forerun.commands.explain import StepExplainer
 from forerun.commands.flags import (
     Parser,
     add_engine_flags,
@@ -49,6 +50,11 @@ def add_parser(subparsers: Any) -> Parser:
     parser.add_argument(
         "--stats", action="store_true", help="print acceptance and speed at the end"
     )
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="print, step by step, what was drafted, verified and accepted, and what it cost",
+    )
     hints = typing.get_type_hints(SamplingParams)
     for name, text in _SAMPLING_FLAGS.items():
         flag = "--" + name.replace("_", "-")
@@ -70,8 +76,10 @@ def run(args: argparse.Namespace) -> int:
     params = SamplingParams(**{**llm.tokenizer.generation_defaults, **given})
     is_chat = args.chat and llm.tokenizer.has_chat_template
     prompt = [{"role": "user", "content": args.prompt}] if is_chat else args.prompt
+    if args.explain:
+        llm.engine.on_trace = StepExplainer(llm.tokenizer, sys.stderr).write
     try:
-        summary = stream_answer(llm, prompt, params)
+        summary = stream_answer(llm, prompt, params, is_live=not args.explain)
     except BrokenPipeError:
         # Whoever read the answer has seen enough (`| head`). What is still buffered for them must
         # go elsewhere, or the interpreter complains about it when it exits.
@@ -82,18 +90,27 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def stream_answer(llm: LLM, prompt: str | Sequence[dict[str, str]], params: SamplingParams) -> str:
-    """Write the answer to stdout as it comes and return the line for --stats."""
+def stream_answer(
+    llm: LLM,
+    prompt: str | Sequence[dict[str, str]],
+    params: SamplingParams,
+    *,
+    is_live: bool = True,
+) -> str:
+    """Write the answer to stdout, as it comes or at the end; return the line for --stats."""
     started_s = time.perf_counter()
     first_s = None
     last: RequestOutput | None = None
+    pieces: list[str] = []
     for output in llm.stream(prompt, params):
         first_s = first_s or time.perf_counter()
-        sys.stdout.write(output.text)
-        sys.stdout.flush()
+        pieces.append(output.text)
+        if is_live:
+            sys.stdout.write(output.text)
+            sys.stdout.flush()
         last = output
     ended_s = time.perf_counter()
-    sys.stdout.write("\n")
+    sys.stdout.write("\n" if is_live else "".join(pieces) + "\n")
     assert last is not None, "an answer has at least one output"
     return describe_speed(
         num_tokens=last.num_output_tokens,

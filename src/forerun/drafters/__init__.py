@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from forerun.config import SpeculativeConfig
 from forerun.drafters.base import Drafter
+from forerun.speculative_config import SpeculativeConfig
 
 
 def _none(_: SpeculativeConfig) -> Drafter:

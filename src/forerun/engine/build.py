@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from forerun.budget.calibration import ConfidenceTemperatures
 from forerun.budget.cost_profile import CostProfile
 from forerun.cache.kv_store import KVStore
 from forerun.cache.manager import KVCacheManager
-from forerun.config import EngineConfig, SpeculativeConfig
+from forerun.config import EngineConfig
 from forerun.data.bundled import resolve_model_path
 from forerun.drafters import build_drafter
-from forerun.drafters.base import DrafterCapabilities
+from forerun.drafters.base import Drafter, DrafterCapabilities
 from forerun.engine.allocator import keep_freed_memory
 from forerun.engine.engine import Engine
 from forerun.engine.messages import EngineLimits
@@ -34,6 +35,7 @@ from forerun.models.decoder import DecoderModel
 from forerun.models.loader import load_model, read_model_spec
 from forerun.models.spec import ModelSpec
 from forerun.plan import Runner
+from forerun.speculative_config import SpeculativeConfig
 from forerun.tokenization import Tokenizer, load_tokenizer
 from forerun.verification.verify import Verifier
 
@@ -53,13 +55,21 @@ _EXPLAINED_POLICIES = {
 Progress = Callable[[str, int, int], None]
 
 
-def build_engine(
-    config: EngineConfig, *, progress: Progress | None = None
-) -> tuple[Engine, Tokenizer, dict[str, Any]]:
-    """Load the model and return (engine, tokenizer, info); raises ConfigError.
+@dataclass(frozen=True, kw_only=True)
+class EngineParts:
+    """What a configuration loads: everything below the scheduler."""
 
-    `progress(stage, done, total)` is called while it starts.
-    """
+    path: Path
+    resolved: Resolved
+    tokenizer: Tokenizer
+    drafter: Drafter
+    model: DecoderModel
+    runner: ModelRunner
+    is_invariant: bool
+
+
+def load_parts(config: EngineConfig, *, progress: Progress | None = None) -> EngineParts:
+    """Load the model and build its runner; raises ConfigError."""
     path = resolve_model_path(config.model.model)
     spec = read_model_spec(path)
     drafter = build_drafter(config.speculative)
@@ -94,30 +104,61 @@ def build_engine(
         backend=backend,
         device=resolved.device,
     )
+    return EngineParts(
+        path=path,
+        resolved=resolved,
+        tokenizer=tokenizer,
+        drafter=drafter,
+        model=model,
+        runner=runner,
+        is_invariant=is_invariant,
+    )
+
+
+def build_engine(
+    config: EngineConfig, *, progress: Progress | None = None
+) -> tuple[Engine, Tokenizer, dict[str, Any]]:
+    """Load the model and return (engine, tokenizer, info); raises ConfigError.
+
+    `progress(stage, done, total)` is called while it starts.
+    """
+    parts = load_parts(config, progress=progress)
     profile = None
     if config.speculative.enable_adaptive_verification:
-        profile = obtain_profile(
-            runner,
-            build_profile_key(config, resolved, path, find_draft_model(config.speculative)),
-            given_path=config.speculative.cost_profile,
-            limits=build_profile_limits(config, resolved, spec.vocab_size),
-            progress=_name_stage(progress, "measuring step costs"),
-        )
+        profile = find_costs(config, parts, progress=progress)
     engine = assemble_engine(
         config,
-        resolved,
-        runner=runner,
-        tokenizer=tokenizer,
-        spec=spec,
-        drafter=drafter.capabilities,
+        parts.resolved,
+        runner=parts.runner,
+        tokenizer=parts.tokenizer,
+        spec=parts.model.spec,
+        drafter=parts.drafter.capabilities,
         profile=profile,
         temperatures=load_temperatures(config.speculative),
     )
     _calm_collector()
-    info = describe_engine(config, resolved, model, engine)
-    weight_types = model.count_weight_types()
-    info |= {"batch_invariant": is_invariant, "weight_types": weight_types}
-    return engine, tokenizer, info
+    info = describe_engine(config, parts.resolved, parts.model, engine)
+    weight_types = parts.model.count_weight_types()
+    info |= {"batch_invariant": parts.is_invariant, "weight_types": weight_types}
+    return engine, parts.tokenizer, info
+
+
+def find_costs(
+    config: EngineConfig,
+    parts: EngineParts,
+    *,
+    progress: Progress | None = None,
+    is_fresh: bool = False,
+) -> CostProfile:
+    """Return the cost profile of these parts: given, stored, or measured now."""
+    return obtain_profile(
+        parts.runner,
+        build_profile_key(config, parts.resolved, parts.path, find_draft_model(config.speculative)),
+        given_path=config.speculative.cost_profile,
+        limits=build_profile_limits(config, parts.resolved, parts.model.spec.vocab_size),
+        progress=_name_stage(progress, "measuring step costs"),
+        is_fresh=is_fresh,
+    )
 
 
 def _name_stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:

@@ -16,6 +16,7 @@ from forerun.engine.admission import check_request
 from forerun.engine.commit import CommittedStep, Committer
 from forerun.engine.messages import EngineLimits, NewRequest, StepMessage, StepStats
 from forerun.engine.scheduler import Scheduler
+from forerun.engine.trace import StepTrace, begin_trace
 from forerun.errors import RequestError
 from forerun.logs import get_logger
 from forerun.plan import RequestResult, Runner, ScheduledRequest, StepPlan
@@ -25,7 +26,10 @@ logger = get_logger(__name__)
 
 
 class Engine:
-    """One model replica: scheduler, runner and committer, driven step by step."""
+    """One model replica: scheduler, runner and committer, driven step by step.
+
+    `on_trace`, if set, is told about every step in full.
+    """
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class Engine:
         self._committer = Committer(tokenizer)
         self._eos_token_ids = eos_token_ids
         self._now_s = now_s
+        self.on_trace: Callable[[StepTrace], None] | None = None
         self._children: dict[str, list[Request]] = {}
         self._pending_outputs: list[RequestOutput] = []
 
@@ -88,6 +93,7 @@ class Engine:
         stats = StepStats()
         before = self._count_scheduler_events()
         plan = self.scheduler.schedule()
+        trace = begin_trace(self.scheduler, plan) if self.on_trace is not None else None
         runner_s = self._now_s()
         results, error = self._execute(plan)
         runner_s = self._now_s() - runner_s
@@ -102,6 +108,9 @@ class Engine:
         stats.host_s = stats.step_s - runner_s - stats.draft_s
         if error is None:
             self._teach_budget(plan, stats)
+            if trace is not None and self.on_trace is not None:
+                trace.finish(results, stats)
+                self.on_trace(trace)
         return StepMessage(outputs=outputs, stats=stats)
 
     def check_integrity(self) -> None:

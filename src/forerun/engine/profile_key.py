@@ -11,11 +11,12 @@ from pathlib import Path
 import torch
 
 import forerun
-from forerun.config import EngineConfig, SpeculativeConfig
+from forerun.config import EngineConfig
 from forerun.engine.profile_shapes import ProfileLimits
 from forerun.engine.resolve import Resolved
 from forerun.kernels import find_kernels
 from forerun.kernels.cpu import read_cpu_name
+from forerun.speculative_config import SpeculativeConfig
 
 
 def build_profile_key(
@@ -67,15 +68,10 @@ def build_profile_limits(
 
 def identify_model(path: Path) -> str:
     """Return a name that changes with the files of a model: their names, sizes and times."""
-    if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.is_file())
-    else:
-        files = [path]
-    listing = []
-    for file in files:
-        stat = file.stat()
-        listing.append(f"{file.name} {stat.st_size} {stat.st_mtime_ns}")
-    digest = hashlib.sha256("\n".join(listing).encode()).hexdigest()[:12]
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    facts = [(file.name, file.stat()) for file in files if file.is_file()]
+    listing = "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in facts)
+    digest = hashlib.sha256(listing.encode()).hexdigest()[:12]
     return f"{path.name} ({digest})"
 
 

@@ -13,7 +13,7 @@ from forerun.budget.cost_profile import CostProfile
 from forerun.budget.profile_files import ProfileMismatch, load_profile
 from forerun.engine.profile_cache import find_profile, save_profile
 from forerun.engine.profile_shapes import ProfileLimits
-from forerun.engine.profiler import Progress, measure_profile
+from forerun.engine.profiler import MEASURED_BUSY, Progress, measure_profile
 from forerun.logs import get_logger
 from forerun.plan import Runner
 
@@ -39,7 +39,10 @@ def obtain_profile(
     started_s = time.perf_counter()
     profile = measure_profile(runner, limits=limits, key=key, progress=progress)
     logger.info("cost profile: measured in %.1f s", time.perf_counter() - started_s)
-    _store(profile)
+    if profile.source == MEASURED_BUSY:
+        logger.warning("cost profile not stored, it was disturbed: the next start measures again")
+    else:
+        _store(profile)
     return profile
 
 

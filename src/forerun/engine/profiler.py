@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,16 +29,24 @@ from forerun.engine.profile_shapes import (
     list_row_counts,
     shape_step,
 )
+from forerun.logs import get_logger
 from forerun.plan import Runner, StepPlan
+
+logger = get_logger(__name__)
 
 Progress = Callable[[int, int], None]
 
 BUDGET_S = 15.0
+# Sources of a profile; one that was disturbed is not worth keeping.
+MEASURED = "measured"
+MEASURED_BUSY = "measured while the machine was busy"
 _REQUEST_COUNTS = (4, 16, 64)
 _SAMPLED_ROWS = (16, 64)
 # What verification may take of the budget, so that the other terms get a turn.
 _VERIFY_SHARE = 0.6
 _FEWEST_SIZES = 2
+# How much longer a step may take at another time.
+_STEADY = 1.5
 
 _SAMPLED = SamplingParams(temperature=1.0, max_tokens=None)
 _FILTERED = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, max_tokens=None)
@@ -55,13 +64,12 @@ def measure_profile(
     """Time steps and drafting; past `budget_s`, with fewer repeats and sizes."""
     stopwatch = _Stopwatch(runner, limits, budget_s=budget_s, now_s=now_s, progress=progress)
     verify = stopwatch.measure_verify()
-    kv_token_ms = stopwatch.measure_context()
-    request_ms = stopwatch.measure_requests(kv_token_ms)
+    request_ms, kv_token_ms, row_token_ms = stopwatch.measure_requests()
     sampled_row_ms, filtered_row_ms = (
         stopwatch.measure_sampling(params) for params in (_SAMPLED, _FILTERED)
     )
     draft = stopwatch.measure_drafting()
-    stopwatch.finish()
+    is_steady = stopwatch.check_steady(*verify[0])
     shapes, times = zip(*verify, strict=True)
     other = [
         request_ms * len(shape.rows) + kv_token_ms * shape.num_context_tokens for shape in shapes
@@ -71,13 +79,15 @@ def measure_profile(
         verify_ms=np.maximum(np.subtract(times, other), 0.0),
         request_ms=request_ms,
         kv_token_ms=kv_token_ms,
+        row_token_ms=row_token_ms,
+        context_tokens=limits.short_context,
         sampled_row_ms=sampled_row_ms,
         filtered_row_ms=filtered_row_ms,
         draft_requests=np.array([n for n, _, _ in draft], dtype=np.int64),
         draft_first_ms=np.array([first for _, first, _ in draft]),
         draft_next_ms=np.array([further for _, _, further in draft]),
         key=key,
-        source="measured",
+        source=MEASURED if is_steady else MEASURED_BUSY,
     )
 
 
@@ -111,7 +121,7 @@ class _Stopwatch:
         self._request_counts = cut_sizes(_REQUEST_COUNTS, most)
         self._draft_counts = [] if limits.max_draft_tokens == 0 else list_powers(most)
         pairs = 2 * len(self._request_counts) + 2 * len(cut_sizes(_SAMPLED_ROWS, limits.max_rows))
-        self._num_points = len(self._row_counts) + 2 * (pairs + len(self._draft_counts))
+        self._num_points = 1 + len(self._row_counts) + 2 * (pairs + len(self._draft_counts))
 
     def measure_verify(self) -> list[tuple[Shape, float]]:
         """Time one step of each size, smallest first."""
@@ -123,38 +133,39 @@ class _Stopwatch:
             points.append((shape, self._time_step(shape, share=_VERIFY_SHARE)))
         return points
 
-    def measure_context(self) -> float:
-        """Return ms per cached token: the same steps at two context lengths."""
-        short = self._limits.short_context
-        long = min(LONG_CONTEXT, self._limits.max_model_len - 1)
-        num_slots = self._limits.num_kv_blocks * self._limits.kv_block_size
-        # In fewer requests if the pool is small: blocks read twice would come from the CPU's cache.
-        most = max(1, num_slots // (long + self._limits.kv_block_size))
-        points = []
-        for num_requests in self._take(cut_sizes(self._request_counts, most)):
-            fewer, more = (Shape((1,) * num_requests, context) for context in (short, long))
-            times = self._time_step(fewer), self._time_step(more)
-            points.append((more.num_context_tokens - fewer.num_context_tokens, *times))
-        return _fit_slope(points)
+    def measure_requests(self) -> tuple[float, float, float]:
+        """Return ms per request, per cached token, and per later row and cached token.
 
-    def measure_requests(self, kv_token_ms: float) -> float:
-        """Return ms per request beside its context: the same rows by more requests."""
-        points = []
-        for num_rows in self._take(self._request_counts):
-            few = shape_step(num_rows, self._limits)
+        Times the same rows as few and as many requests, each with short and with long contexts.
+        """
+        limits = self._limits
+        long = min(LONG_CONTEXT, limits.max_model_len - limits.rows_each)
+        # Fewer if the pool is small: blocks that two requests read would come from the CPU's cache.
+        most = max(1, limits.num_kv_blocks * limits.kv_block_size // (long + limits.kv_block_size))
+        contexts, requests, rows = [], [], []
+        for num_rows in self._take(cut_sizes(self._request_counts, most)):
+            few = shape_step(num_rows, limits)
             many = Shape((1,) * num_rows, few.context)
-            added = len(many.rows) - len(few.rows)
-            if added > 0:
-                context_ms = kv_token_ms * added * few.context
-                points.append((added, self._time_step(few) + context_ms, self._time_step(many)))
-        return _fit_slope(points)
+            added, further = num_rows - len(few.rows), long - few.context
+            few_ms, many_ms, few_long_ms, many_long_ms = map(
+                self._time_step,
+                (few, many, replace(few, context=long), replace(many, context=long)),
+            )
+            contexts.append((num_rows * further, many_long_ms - many_ms))
+            requests.append((added, many_ms - few_ms, added * few.context))
+            rows.append((added * further, few_long_ms - few_ms, len(few.rows) * further))
+        kv_token_ms = _fit_slope(contexts)
+        request_ms = _fit_slope([(n, ms - kv_token_ms * tokens) for n, ms, tokens in requests])
+        row_token_ms = _fit_slope([(n, ms - kv_token_ms * tokens) for n, ms, tokens in rows])
+        return request_ms, kv_token_ms, row_token_ms
 
     def measure_sampling(self, params: SamplingParams) -> float:
         """Return ms per row that these parameters cost beyond greedy."""
         points = []
         for num_rows in self._take(cut_sizes(_SAMPLED_ROWS, self._limits.max_rows)):
             shape = shape_step(num_rows, self._limits)
-            points.append((num_rows, self._time_step(shape), self._time_step(shape, params)))
+            greedy_ms = self._time_step(shape)
+            points.append((num_rows, self._time_step(shape, params) - greedy_ms))
         return _fit_slope(points)
 
     def measure_drafting(self) -> list[tuple[int, float, float]]:
@@ -169,10 +180,21 @@ class _Stopwatch:
             points.append((num_requests, first, max(0.0, deepest - first) / max(1, depth - 1)))
         return points
 
-    def finish(self) -> None:
-        """Tell that nothing is left to do."""
+    def check_steady(self, shape: Shape, ms: float) -> bool:
+        """Return whether the first step timed still takes as long; warn if it does not."""
+        again_ms = self._time_step(shape)
         if self._progress is not None:
             self._progress(self._num_points, self._num_points)
+        if max(ms, again_ms) <= _STEADY * min(ms, again_ms):
+            return True
+        logger.warning(
+            "the machine was busy with something else while steps were timed: one of %d rows took "
+            "%.2f ms at first and %.2f ms at the end",
+            sum(shape.rows),
+            ms,
+            again_ms,
+        )
+        return False
 
     def _is_late(self, share: float = 1.0) -> bool:
         return self._now_s() - self._started_s >= share * self._budget_s
@@ -232,8 +254,7 @@ class _Stopwatch:
         return 1000.0 * (self._now_s() - started_s)
 
 
-def _fit_slope(points: Sequence[tuple[int, float, float]]) -> float:
-    """Return the slope of (size, ms without it, ms with it) through the origin, at least 0."""
-    weight = sum(size * size for size, _, _ in points)
-    moment = sum(size * (more - less) for size, less, more in points)
-    return max(0.0, moment / weight) if weight else 0.0
+def _fit_slope(points: Sequence[tuple[int, float]]) -> float:
+    """Return the slope through the origin of (size, ms), at least 0; 0 if no size varies."""
+    weight = sum(size * size for size, _ in points)
+    return max(0.0, sum(size * ms for size, ms in points) / weight) if weight else 0.0

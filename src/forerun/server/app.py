@@ -95,7 +95,10 @@ def _describe_model(context: ServerContext) -> dict[str, Any]:
 async def _get_server_info(request: Request) -> dict[str, Any]:
     context = get_context(request)
     own = {"version": forerun.__version__, "model_name": context.model_name}
-    return own | context.engine.info
+    info: dict[str, Any] = own | context.engine.info
+    if "speculative" in info:
+        info["speculative"] = info["speculative"] | context.metrics.budget.describe()
+    return info
 
 
 async def _tokenize(request: Request) -> dict[str, Any]:

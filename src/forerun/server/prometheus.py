@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from forerun.core import FinishReason, RequestOutput
 from forerun.engine.messages import NewRequest, StepMessage, StepStats
+from forerun.server.budget_metrics import BudgetMetrics
 
 _FIRST_TOKEN_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -89,6 +90,7 @@ class ServerMetrics:
             name: self._split_counter(name, "By draft position.", "position")
             for name in _POSITION_COUNTERS
         }
+        self.budget = BudgetMetrics(self.registry, self._labels)
         self._steps = [(key, self._histogram(*spec)) for key, spec in _STEP_HISTOGRAMS.items()]
         self._finished = self._split_counter(
             "vllm:request_success", "Choices that ended, by reason.", "finished_reason"
@@ -138,6 +140,7 @@ class ServerMetrics:
         for name, key in _POSITION_COUNTERS.items():
             self._count_positions(name, getattr(stats, key))
         if stats.num_rows > 0:
+            self.budget.observe(stats)
             self._count_trimmed(stats)
             for key, histogram in self._steps:
                 histogram.observe(getattr(stats, key))
@@ -209,6 +212,8 @@ class StatsLine:
         self._num_committed += stats.num_committed_tokens
         self._num_spec_steps += stats.num_spec_steps
         self._num_accepted += stats.num_accepted_tokens
+        self._num_drafted += stats.num_draft_tokens
+        self._num_verified += stats.num_verified_tokens
 
     def take(self, elapsed_s: float) -> str | None:
         """Return the line for the last `elapsed_s` seconds and start over; None when idle."""
@@ -222,9 +227,17 @@ class StatsLine:
         )
         if self._num_spec_steps:
             line += f", acceptance length {1 + self._num_accepted / self._num_spec_steps:.2f}"
+        if self._num_drafted:
+            line += (
+                f", drafted {self._num_drafted}, verified {self._num_verified}, "
+                f"accepted {self._num_accepted}"
+            )
+        if self._last.budget_state:
+            line += f", {self._last.budget_state.replace('_', ' ')}"
         self._reset()
         return line
 
     def _reset(self) -> None:
         self._num_steps = self._num_prompt = self._num_committed = 0
         self._num_spec_steps = self._num_accepted = 0
+        self._num_drafted = self._num_verified = 0

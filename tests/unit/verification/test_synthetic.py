@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from forerun.config import SpeculativeConfig
 from forerun.core import SamplingParams
 from forerun.plan import ScheduledRequest
+from forerun.speculative_config import SpeculativeConfig
 from forerun.verification.verify import Verifier
 from unit.sampling.scheduled import make_scheduled
 
