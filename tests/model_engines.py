@@ -12,6 +12,7 @@ import torch
 import tiny_models
 from fakes import ByteTokenizer
 from forerun.attention import build_attention_backend
+from forerun.budget.cost_profile import CostProfile
 from forerun.cache.kv_store import KVStore
 from forerun.config import EngineConfig
 from forerun.drafters import build_drafter
@@ -44,9 +45,13 @@ def make_model_engine(
     num_blocks: int = 2049,
     kv_dtype: torch.dtype = torch.float32,
     backend: str = "torch_ref",
+    profile: CostProfile | None = None,
     **options: object,
 ) -> Engine:
-    """Build an engine around a model; `options` are those of EngineConfig.from_options."""
+    """Build an engine around a model; `options` are those of EngineConfig.from_options.
+
+    With a `profile` steps take no time, so that it stays as it is.
+    """
     config = EngineConfig.from_options(kv_block_size=KV_BLOCK_SIZE, **options)
     kv_store = KVStore(
         model.spec.build_kv_layers(),
@@ -55,9 +60,10 @@ def make_model_engine(
         dtype=kv_dtype,
         device="cpu",
     )
+    drafter = drafter or build_drafter(config.speculative)
     runner = ModelRunner(
         model=model,
-        drafter=drafter or build_drafter(config.speculative),
+        drafter=drafter,
         verifier=Verifier(
             config.speculative.rejection_sample_method, config.speculative.survival_rates
         ),
@@ -76,9 +82,18 @@ def make_model_engine(
         kv_cache_bytes=0,
         num_blocks=num_blocks,
     )
-    return assemble_engine(
-        config, resolved, runner=runner, tokenizer=NoEosTokenizer(), spec=model.spec
+    engine = assemble_engine(
+        config,
+        resolved,
+        runner=runner,
+        tokenizer=NoEosTokenizer(),
+        spec=model.spec,
+        drafter=drafter.capabilities,
+        profile=profile,
     )
+    if profile is not None:
+        engine._now_s = lambda: 0.0
+    return engine
 
 
 def compute_last_logits(model: DecoderModel, token_ids: Sequence[int]) -> torch.Tensor:
