@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -30,17 +31,36 @@ class ScriptedDrafter(TokenOnlyDrafter):
 
 
 class RandomDrafter(TokenOnlyDrafter):
-    """Draws each token from q(prefix), a function, with noise of the draft stream."""
+    """Draws each token from q(prefix), a function, with noise of the draft stream.
+
+    `confidence(prefix)` is what it says of the token it draws after that prefix.
+    """
 
     capabilities = DrafterCapabilities(max_speculative_tokens=8, emits_probs=True)
 
-    def __init__(self, law: Callable[[Sequence[int]], torch.Tensor], depth: int) -> None:
+    def __init__(
+        self,
+        law: Callable[[Sequence[int]], torch.Tensor],
+        depth: int,
+        confidence: Callable[[Sequence[int]], float] | None = None,
+    ) -> None:
         self._law = law
         self._depth = depth
+        self._confidence = confidence
+        if confidence is not None:
+            self.capabilities = replace(self.capabilities, emits_confidence=True)
 
     def propose(self, requests: Sequence[DraftRequest]) -> DraftProposal:
         drafts, laws = zip(*(self._draw(request) for request in requests), strict=True)
-        return DraftProposal(draft_token_ids=list(drafts), draft_probs=torch.stack(laws))
+        confidence = None
+        if self._confidence is not None:
+            confidence = [
+                [self._confidence([*request.token_ids, *draft[:j]]) for j in range(len(draft))]
+                for request, draft in zip(requests, drafts, strict=True)
+            ]
+        return DraftProposal(
+            draft_token_ids=list(drafts), draft_probs=torch.stack(laws), confidence=confidence
+        )
 
     def release(self, request_ids: Sequence[str]) -> None:
         pass

@@ -49,6 +49,8 @@ CASES = {
 def process(logits: np.ndarray, output: Sequence[int], params: dict) -> np.ndarray:
     """Return the law after `output`, written independently of the engine, in float64."""
     logits = logits.astype(np.float64).copy()
+    for token, bias in params.get("logit_bias", ()):
+        logits[token] += bias
     repetition = params.get("repetition_penalty", 1.0)
     for token in set(PROMPT) | set(output):
         logits[token] = (
@@ -57,8 +59,6 @@ def process(logits: np.ndarray, output: Sequence[int], params: dict) -> np.ndarr
     for token, count in Counter(output).items():
         logits[token] -= params.get("presence_penalty", 0.0)
         logits[token] -= params.get("frequency_penalty", 0.0) * count
-    for token, bias in params.get("logit_bias", ()):
-        logits[token] += bias
     if len(output) < params.get("min_tokens", 0):
         logits[list(params["stop_token_ids"])] = -np.inf
     logits /= params.get("temperature", 1.0)
@@ -148,7 +148,7 @@ def sample(
 def compute_p_value(counts: Counter, law: dict[tuple[int, ...], float]) -> float:
     """Return the chi-square p-value, cells expected under 8 times pooled into one."""
     assert set(counts) <= set(law), f"impossible outputs: {set(counts) - set(law)}"
-    expected = np.array([mass * NUM_SAMPLES for mass in law.values()])
+    expected = np.array([mass * counts.total() for mass in law.values()])
     observed = np.array([counts[output] for output in law], dtype=float)
     rare = expected < 8
     if rare.any():
