@@ -6,9 +6,9 @@ decode step that is the argmax of (N + S_B) / cost(B), and beside a prompt, whos
 any draft look free in a ratio, drafts still have to earn what they cost. The argmax is global: the
 cost is a staircase.
 
-Drafting is compared with not drafting by replaying remembered drafts at today's load, one by one:
-what counts is what the best of their prefixes would have gained, not what the average draft would,
-because the budget is chosen once a draft is known.
+Drafting is compared with not drafting by replaying remembered drafts at today's load, in batches:
+what counts is what the best budget for them would have gained, not what the average draft would,
+because the budget is chosen once the drafts are known.
 Shapes: N requests that decode, M remembered drafts, d draft depth.
 """
 
@@ -134,16 +134,13 @@ def _list_depths(costs: DraftCosts, num_requests: int, max_depth: int) -> list[i
 
 
 def _plan_drafting(inputs: DraftInputs, costs: DraftCosts, recent: np.ndarray, depth: int) -> _Plan:
-    """Replay the remembered drafts, cut to `depth`, in a step of today's requests."""
+    """Replay the remembered drafts, cut to `depth`, in steps of today's requests."""
     num_requests = inputs.num_requests
-    plain_ms = float(costs.verify(np.zeros(1))[0])
-    rate = num_requests / plain_ms
-    tokens = np.zeros((len(recent), depth + 1))
-    np.cumsum(recent[:, :depth], axis=1, out=tokens[:, 1:])
-    net, rows = _replay(tokens, costs, num_requests, rate)
-    expected = _predict_gains(net.max(axis=1), inputs)
-    order = np.argsort(-expected, kind="stable")
+    rate = num_requests / float(costs.verify(np.zeros(1))[0])
     draft_ms = costs.draft(np.arange(1, num_requests + 1), depth)
+    gains, rows = _replay(recent[:, :depth], costs, num_requests, float(draft_ms[-1]))
+    expected = _predict_gains(gains, inputs)
+    order = np.argsort(-expected, kind="stable")
     surplus = np.cumsum(expected[order]) - rate * draft_ms
     count = int(surplus.argmax())
     min_hits = -np.inf
@@ -160,24 +157,40 @@ def _plan_drafting(inputs: DraftInputs, costs: DraftCosts, recent: np.ndarray, d
 
 
 def _replay(
-    tokens: np.ndarray,  # [M, d + 1]
+    recent: np.ndarray,  # [M, d]
     costs: DraftCosts,
     num_requests: int,
-    rate: float,
+    draft_ms: float,
 ) -> tuple[np.ndarray, float]:
-    """Return (tokens net of what verifying costs [M, d + 1], mean rows of the best prefixes).
+    """Return (tokens each draft gained net of what verifying cost [M], mean rows per draft).
 
-    A request's rows are priced at the margin, on top of the rows the others take; those follow
-    from the same drafts, so the second pass starts where the first one ended.
+    The drafts come in batches of as many as there are requests, and each batch gets the budget that
+    a step would give it. Where requests outnumber drafts, a draft stands for several of them.
     """
-    lengths = np.arange(tokens.shape[1], dtype=np.float64)
-    rows = 0.0
-    net = tokens
+    num_recent, depth = recent.shape
+    size = min(num_requests, num_recent)
+    scale = num_requests / size
+    recent = recent[num_recent % size :].astype(np.float64)
+    batches = recent.reshape(-1, size * depth)
+    slots = -np.sort(-batches, axis=1)
+    tokens = np.zeros((len(slots), size * depth + 1))
+    np.cumsum(scale * slots, axis=1, out=tokens[:, 1:])
+    verify_ms = costs.verify(scale * np.arange(tokens.shape[1]))
+    plain = rate = num_requests / verify_ms[0]
+    # The first pass prices time at what plain decoding makes of it, the second at what it found.
     for _ in range(2):
-        price = costs.verify((num_requests - 1) * rows + lengths)
-        net = tokens - rate * (price - price[0])
-        rows = float(net.argmax(axis=1).mean())
-    return net, rows
+        best = (tokens - rate * verify_ms).argmax(axis=1)
+        gained = np.take_along_axis(tokens, best[:, None], axis=1)[:, 0]
+        total_ms = float((verify_ms[best] + draft_ms).sum())
+        rate = max(rate, float((num_requests + gained).sum()) / total_ms)
+    spent_ms = verify_ms[best] - verify_ms[0]
+    net = float((gained - plain * spent_ms).mean()) / num_requests
+    # A draft's share: its admitted slots, less the mean price of a row of its batch.
+    last = np.take_along_axis(slots, np.maximum(best - 1, 0)[:, None], axis=1)
+    is_kept = (batches >= last) & (best > 0)[:, None]
+    price = plain * spent_ms / (scale * np.maximum(best, 1))
+    shares = ((batches - price[:, None]) * is_kept).reshape(-1, depth).sum(axis=1)
+    return shares + (net - shares.mean()), float(best.mean()) / size
 
 
 def _predict_gains(gains: np.ndarray, inputs: DraftInputs) -> np.ndarray:
@@ -186,6 +199,7 @@ def _predict_gains(gains: np.ndarray, inputs: DraftInputs) -> np.ndarray:
     hits, seen = inputs.hits, inputs.recent_hits
     if hits is None or seen is None:
         return np.full(inputs.num_requests, mean)
+    seen = seen[len(seen) - len(gains) :]
     spread = seen - seen.mean()
     variance = float(spread @ spread)
     slope = max(0.0, float(spread @ gains) / variance) if variance > 1e-6 else 0.0
