@@ -35,9 +35,10 @@ DOES_NOT_PAY = "drafting_does_not_pay"
 _NUM_RECENT = 256
 # Steps between two looks at whether drafting pays: often where a wrong answer costs something.
 _STEPS_PER_PLAN = 16
-_STEPS_PER_CHEAP_PLAN = 48
+_STEPS_PER_CHEAP_PLAN = 32
 _CHEAP_SHARE = 0.02
 _HASTE = 4
+_PLANS_AFTER_CHANGE = 3
 # Or sooner, when the number of requests changed by more than this share.
 _LOAD_CHANGE = 0.2
 # Steps without drafting before a few requests try again; sooner after an acceptance that was less
@@ -90,6 +91,7 @@ class BudgetController:
         self._plan_requests = 0
         self._plan_lifetime = _STEPS_PER_PLAN
         self._steps_to_probe = _STEPS_PER_PROBE
+        self._num_hasty_plans = 0
         self._has_probes = False
         self._num_steps = 0
 
@@ -251,6 +253,7 @@ class BudgetController:
         estimator.observe(outcomes.evidence, outcomes.hits, outcomes.verifiers, verified, accepted)
         if estimator.num_changes != num_changes:
             self._plan_age = self._plan_lifetime
+            self._num_hasty_plans = _PLANS_AFTER_CHANGE
 
     def _finish_probes(self, slots: Sequence[int], num_accepted: Sequence[int]) -> None:
         """Learn from probes at once; try again soon if one was accepted against expectation."""
@@ -286,15 +289,19 @@ class BudgetController:
         first = anchors[0].slot
         slots = slice(first, first + 1) if len(anchors) == 1 else _find_slots(anchors)
         confidence = survival = planning = None
+        planned = num_drafts
         if self.policy.needs_confidence:
             confidence, survival = memory.confidence[slots], memory.survival[slots]
             planning = survival
             is_bound = memory.is_bound[slots]
             if is_bound.any():
                 planning = np.where(is_bound[:, None], memory.earlier_survival[slots], survival)
+                # NOTE: where a drafter stops may be the last token's doing: plan as many as asked.
+                is_open = is_bound & (num_drafts > 0)
+                planned = np.where(is_open, self.drafting.depth or _PROBE_ROWS, num_drafts)
         decision = self.policy.choose_budget(
             BudgetInputs(
-                num_draft_tokens=num_drafts,
+                num_draft_tokens=planned,
                 num_decoding=num_decoding,
                 max_verified=max_verified,
                 confidence=confidence,
@@ -305,7 +312,8 @@ class BudgetController:
         )
         if survival is None:
             survival = np.ones((len(anchors), self._num_positions), dtype=np.float32)
-        counts = allocate(survival, decision.max_verified, decision.verification_budget)
+        wanted = np.minimum(decision.max_verified, num_drafts)
+        counts = allocate(survival, wanted, decision.verification_budget)
         step_ms = decision.step_ms
         if self._has_probes:
             is_probe = memory.is_probe[slots]
@@ -322,7 +330,9 @@ class BudgetController:
             inputs = self._add_recent(inputs, slots, num_context_tokens)
         self.drafting = self.policy.choose_drafting(inputs)
         is_cheap = self.drafting.draft_ms <= _CHEAP_SHARE * self.decision.target_ms
-        self._plan_lifetime = _STEPS_PER_CHEAP_PLAN if is_cheap else _STEPS_PER_PLAN
+        is_calm = self._num_hasty_plans == 0
+        self._num_hasty_plans = max(0, self._num_hasty_plans - 1)
+        self._plan_lifetime = _STEPS_PER_CHEAP_PLAN if is_cheap and is_calm else _STEPS_PER_PLAN
 
     def _add_recent(
         self, inputs: DraftInputs, slots: np.ndarray, num_context_tokens: int

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _DRAFTS_AT_ONCE = 32
-_STEPS_AT_ONCE = 16
+_STEPS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

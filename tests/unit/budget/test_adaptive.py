@@ -24,12 +24,13 @@ class Tables:
 
     whole: np.ndarray
     without_prompt: np.ndarray
+    has_prompt_rows: bool = True
 
-    def step(self, num_draft_rows: np.ndarray) -> np.ndarray:
-        return self.whole[num_draft_rows]
+    def step(self, most: int) -> np.ndarray:
+        return self.whole[: most + 1]
 
-    def decode(self, num_draft_rows: np.ndarray) -> np.ndarray:
-        return self.without_prompt[num_draft_rows]
+    def decode(self, most: int) -> np.ndarray:
+        return self.without_prompt[: most + 1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-
-from fakes import collect_tokens, drain, new_request
 from forerun.engine.profile_shapes import (
     GREEDY,
     ProfileLimits,
@@ -25,6 +23,8 @@ from forerun.engine.profile_shapes import (
     shape_step,
 )
 from forerun.engine.profiler import MEASURED, MEASURED_BUSY, measure_profile
+
+from fakes import collect_tokens, drain, new_request
 from forerun.plan import DraftRequest, RequestDraft, RequestResult, StepPlan, StepResult
 from model_engines import KV_BLOCK_SIZE, make_model, make_model_engine
 
