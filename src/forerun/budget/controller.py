@@ -151,6 +151,8 @@ class BudgetController:
         if not candidates:
             return []
         self._plan_age += 1
+        if self._has_probes:  # of requests that had nothing to draft
+            self.memory.is_probe[:] = self._has_probes = False
         count = len(candidates)
         change = abs(count - self._plan_requests)
         is_stale = self._plan_age >= self._plan_lifetime or change > _LOAD_CHANGE * count

@@ -1,0 +1,274 @@
+"""Adaptive verification against no speculation and against a fixed depth, over load.
+
+Four servers run all the time: none, n-gram with 3 and with 7 drafts verified every step, and n-gram
+with 7 drafts and adaptive verification. A block measures every load, and at each load every arm
+once on the same prompts (natural stops, greedy), one right after another and in rotated order: the
+machine's speed drifts within minutes. Reported per load: throughput of each arm, and adaptive
+against each other arm and against the best of them, as ratios within blocks with their 95 %
+interval. Also what was verified per step, and predicted against measured step time.
+
+    python -m benchmarks.adaptive
+    python -m benchmarks.adaptive --blocks 3 --serve-flags "--dtype bfloat16 --quantization exact"
+    python -m benchmarks.adaptive --model qwen2.5-coder-0.5b-instruct --prompts 4,12,40,96
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import matplotlib as mpl
+from benchmarks.progress import show_progress
+from rich.console import Console
+from rich.table import Table
+
+from forerun.bench.options import BenchConfig
+from forerun.bench.paired.compare import compute_ratio_interval
+from forerun.bench.paired.plan import Arm, order_arms
+from forerun.bench.paired.server import Server
+from forerun.bench.results.checks import OK
+from forerun.bench.results.provenance import collect_provenance
+from forerun.bench.run import Watcher, measure
+
+NGRAM = {"method": "ngram"}
+SPECULATION: dict[str, dict[str, Any]] = {
+    "none": {"method": "none"},
+    "fixed-3": {**NGRAM, "num_speculative_tokens": 3},
+    "fixed-7": {**NGRAM, "num_speculative_tokens": 7},
+    "adaptive": {**NGRAM, "num_speculative_tokens": 7, "enable_adaptive_verification": True},
+}
+COUNTERS = {
+    "verified": "forerun:verified_tokens_total",
+    "accepted": "forerun:accepted_tokens_total",
+    "drafted": "forerun:draft_tokens_total",
+    "committed": "forerun:committed_tokens_total",
+    "steps": "forerun:step_seconds_count",
+    "measured_s": "forerun:step_seconds_sum",
+    "predicted_s": "forerun:predicted_step_seconds_total",
+}
+
+
+def main() -> None:
+    """Run every block and print tables, JSON last."""
+    args = parse_arguments(sys.argv[1:])
+    arms = [Arm(name=name, command=_build_command(name, args)) for name in SPECULATION]
+    sizes = dict(zip(args.loads, args.prompts, strict=True))
+    cells: list[dict[str, Any]] = []
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        urls = {
+            arm.name: stack.enter_context(
+                Server(arm.command or "", folder / f"{arm.name}.log", 600.0)
+            ).base_url
+            for arm in arms
+        }
+        total = args.blocks * len(sizes) * len(arms)
+        progress = stack.enter_context(show_progress(total))
+        for block in range(args.blocks):
+            for load, num_prompts in sizes.items():
+                for arm in order_arms(arms, block):
+                    progress.note(f"block {block + 1}, load {load}, {arm.name}")
+                    config = _build_config(urls[arm.name], load, num_prompts, block)
+                    cells.append(_measure_cell(config, arm.name, block))
+                    progress.advance()
+            _save(args.output, args, cells)
+    summary = summarise(cells)
+    show(summary)
+    if args.figure is not None:
+        draw(summary, args.figure, args.model)
+    print(json.dumps({"summary": summary, "provenance": collect_provenance()}))
+
+
+def parse_arguments(given: Sequence[str]) -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--serve-flags", default="", help="more flags of every server")
+    parser.add_argument("--loads", type=_parse_list, default=[1, 4, 16, 64])
+    parser.add_argument(
+        "--prompts", type=_parse_list, default=[8, 20, 56, 144], help="requests per load"
+    )
+    parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--output", type=Path, help="write every cell to this JSON file")
+    parser.add_argument("--figure", type=Path, help="draw budget and throughput over load")
+    args = parser.parse_args(given)
+    if len(args.loads) != len(args.prompts):
+        parser.error("--prompts needs one number per load")
+    return args
+
+
+def summarise(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return one entry per load: arms, and adaptive against the others within blocks."""
+    summary = []
+    for load in dict.fromkeys(cell["load"] for cell in cells):
+        speeds: dict[str, dict[int, float]] = {name: {} for name in SPECULATION}
+        for cell in cells:
+            if cell["load"] == load and cell["is_sound"]:
+                speeds[cell["arm"]][cell["block"]] = cell["throughput"]
+        medians = {name: statistics.median(of.values()) for name, of in speeds.items() if of}
+        best = max((name for name in medians if name != "adaptive"), key=medians.__getitem__)
+        ratios = {
+            name: _compare(speeds["adaptive"], speeds[name])
+            for name in SPECULATION
+            if name != "adaptive"
+        }
+        sums = _sum_counters(cells, load)
+        summary.append(
+            {
+                "load": load,
+                "throughput": medians,
+                "best_other": best,
+                "adaptive_over_best": ratios[best],
+                "adaptive_over": ratios,
+                "counters": sums,
+            }
+        )
+    return summary
+
+
+def show(summary: Sequence[Mapping[str, Any]]) -> None:
+    """Print the tables."""
+    console = Console(width=130)
+    table = Table(title="output tokens / s (median of blocks); adaptive / arm: median [95 %]")
+    for column in ("load", *SPECULATION, "/ none", "/ fixed-3", "/ fixed-7", "best other"):
+        table.add_column(column, justify="right")
+    for entry in summary:
+        ratios = [_format_ratio(ratio) for ratio in entry["adaptive_over"].values()]
+        speeds = [f"{entry['throughput'].get(name, 0.0):.1f}" for name in SPECULATION]
+        table.add_row(str(entry["load"]), *speeds, *ratios, entry["best_other"])
+    console.print(table)
+    steps = Table(title="per step")
+    for column in ("load", "arm", "tokens", "drafted", "verified", "accepted", "predicted / taken"):
+        steps.add_column(column, justify="right")
+    for entry in summary:
+        for arm, sums in entry["counters"].items():
+            each = [sums[key] / sums["steps"] for key in ("committed", "drafted", "verified")]
+            each.append(sums["accepted"] / sums["steps"])
+            ratio = sums["predicted_s"] / sums["measured_s"] if sums["predicted_s"] else None
+            shown = "" if ratio is None else f"{ratio:.3f}"
+            steps.add_row(str(entry["load"]), arm, *(f"{x:.2f}" for x in each), shown)
+    console.print(steps)
+
+
+def draw(summary: Sequence[Mapping[str, Any]], path: Path, model: str) -> None:
+    """Draw verified drafts per step of the adaptive arm, and throughput of all, over load."""
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    loads = [entry["load"] for entry in summary]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
+    for name in SPECULATION:
+        relative = [entry["throughput"][name] / entry["throughput"]["none"] for entry in summary]
+        left.plot(loads, relative, marker="o", label=name, linewidth=3 if name == "adaptive" else 1)
+    left.set_ylabel("output tokens / s, relative to none")
+    left.legend()
+    for name in ("fixed-3", "fixed-7", "adaptive"):
+        verified = [
+            entry["counters"][name]["verified"] / entry["counters"][name]["steps"] / entry["load"]
+            for entry in summary
+        ]
+        right.plot(loads, verified, marker="o", label=name)
+    right.set_ylabel("verified drafts per request and step (B / load)")
+    for axis in (left, right):
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(loads, [str(load) for load in loads])
+        axis.set_xlabel("requests in flight")
+        axis.grid(alpha=0.3)
+    figure.suptitle(f"{model}, n-gram drafts, real prompts")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def _parse_list(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _build_command(name: str, args: argparse.Namespace) -> str:
+    speculation = json.dumps(SPECULATION[name])
+    command = f"{sys.executable} -m forerun serve {args.model} --port {{port}}"
+    return f"{command} {args.serve_flags} --speculative-config '{speculation}'"
+
+
+def _build_config(url: str, load: int, num_prompts: int, block: int) -> BenchConfig:
+    return BenchConfig(
+        base_url=url,
+        dataset_name="evaluation",
+        num_prompts=num_prompts,
+        max_concurrency=load,
+        num_warmups=load if block == 0 else 0,
+        reset_prefix_cache=True,
+        temperature=0.0,
+        seed=block,
+    )
+
+
+def _measure_cell(config: BenchConfig, arm: str, block: int) -> dict[str, Any]:
+    before = _read_counters(config.base_url)
+    watcher = Watcher(note=lambda _: None, on_finished=lambda *_: None)
+    result = measure(config, watcher).result
+    after = _read_counters(config.base_url)
+    return {
+        "arm": arm,
+        "load": config.max_concurrency,
+        "block": block,
+        "throughput": result["output_throughput"],
+        "steady_throughput": result.get("sd_output_throughput_steady"),
+        "interactivity_p50": result.get("sd_interactivity_p50"),
+        "is_sound": result["sd_gates"].get("all_completed") == OK,
+        "failed_gates": {k: v for k, v in result["sd_gates"].items() if v != OK},
+        "counters": {key: after[key] - before[key] for key in COUNTERS},
+    }
+
+
+def _read_counters(base_url: str) -> dict[str, float]:
+    lines = httpx.get(f"{base_url}/metrics", timeout=10.0).text.splitlines()
+    values = {}
+    for line in lines:
+        name, _, rest = line.partition("{")
+        if rest:
+            values.setdefault(name, float(rest.rpartition(" ")[2]))
+    return {key: values.get(name, 0.0) for key, name in COUNTERS.items()}
+
+
+def _sum_counters(cells: Sequence[Mapping[str, Any]], load: int) -> dict[str, dict[str, float]]:
+    return {
+        arm: {
+            key: sum(
+                cell["counters"][key]
+                for cell in cells
+                if cell["load"] == load and cell["arm"] == arm and cell["is_sound"]
+            )
+            for key in COUNTERS
+        }
+        for arm in SPECULATION
+    }
+
+
+def _compare(adaptive: Mapping[int, float], other: Mapping[int, float]) -> dict[str, Any]:
+    ratios = [adaptive[block] / other[block] for block in sorted(adaptive) if block in other]
+    low, high = compute_ratio_interval(ratios)
+    return {"median": statistics.median(ratios), "low": low, "high": high, "ratios": ratios}
+
+
+def _format_ratio(ratio: Mapping[str, Any]) -> str:
+    if ratio["low"] is None:
+        return f"{ratio['median']:.3f}"
+    return f"{ratio['median']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+
+
+def _save(path: Path | None, args: argparse.Namespace, cells: Sequence[Mapping[str, Any]]) -> None:
+    if path is not None:
+        options = {key: str(value) for key, value in vars(args).items()}
+        path.write_text(json.dumps({"options": options, "cells": list(cells)}))
+
+
+if __name__ == "__main__":
+    main()
