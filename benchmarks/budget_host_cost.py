@@ -2,7 +2,7 @@
 
 The calls are timed one by one on a BudgetController that lives through real steps of fake requests:
 `record` takes in drafts, `choose_budget` decides, `observe` learns from outcomes drawn by the
-the drafts' own chances, `choose_depths` says who drafts next (every few steps it plans anew, which
+drafts' own chances, `choose_depths` says who drafts next (every few steps it plans anew, which
 is timed apart). Medians in microseconds, and the mean of a whole step, rare calls included. The
 last line is JSON. Run it on an idle machine.
 
