@@ -2,8 +2,9 @@
 
 The calls are timed one by one on a BudgetController that lives through real steps of fake requests:
 `record` takes in drafts, `choose_budget` decides, `observe` learns from outcomes drawn by the
-X apart). Medians in microseconds, and the mean of a whole step, which has the rare dear calls
-in it too. The last line is JSON. Run it on an idle machine.
+drafts' own chances, `choose_depths` says who drafts next (every few steps it plans anew, which
+is timed apart). Medians in microseconds, and the mean of a whole step, rare calls included. The
+last line is JSON. Run it on an idle machine.
 
     python -m benchmarks.budget_host_cost
     python -m benchmarks.budget_host_cost --cases 1x7,4096x15 --steps 500
