@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import matplotlib as mpl
 from benchmarks.progress import show_progress
 from rich.console import Console
 from rich.table import Table
@@ -160,6 +159,8 @@ def show(summary: Sequence[Mapping[str, Any]]) -> None:
 
 def draw(summary: Sequence[Mapping[str, Any]], path: Path, model: str) -> None:
     """Draw verified drafts per step of the adaptive arm, and throughput of all, over load."""
+    import matplotlib as mpl
+
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 

@@ -15,8 +15,9 @@ import torch
 from cost_profiles import make_profile
 from forerun.budget.profile_files import load_profile
 from forerun.cli import main
-from forerun.engine import build, profile_source
+from forerun.engine import build
 from forerun.engine.resolve import Resolved
+from forerun.profiling import source as profile_source
 
 RESOLVED = Resolved(
     device=torch.device("cpu"),

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 import torch
-from forerun.engine.profile_cache import find_profile, locate_profile, save_profile
-from forerun.engine.profile_key import build_profile_key, build_profile_limits, identify_model
-from forerun.engine.profile_source import obtain_profile
-from forerun.engine.profiler import MEASURED_BUSY
 
 from cost_profiles import make_profile
 from forerun.budget.cost_profile import CostProfile
 from forerun.budget.profile_files import format_profile, write_profile
 from forerun.config import EngineConfig
-from forerun.engine import profile_source
 from forerun.engine.resolve import Resolved
 from forerun.errors import ConfigError
+from forerun.profiling import source as profile_source
+from forerun.profiling.cache import find_profile, locate_profile, save_profile
+from forerun.profiling.key import build_profile_key, build_profile_limits, identify_model
+from forerun.profiling.measure import MEASURED_BUSY
+from forerun.profiling.source import obtain_profile
 
 KEY = {"dtype": "bfloat16", "device": "a CPU"}
 

@@ -12,7 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from forerun.engine.profile_shapes import (
+
+from fakes import collect_tokens, drain, new_request
+from forerun.plan import DraftRequest, RequestDraft, RequestResult, StepPlan, StepResult
+from forerun.profiling.measure import MEASURED, MEASURED_BUSY, measure_profile
+from forerun.profiling.shapes import (
     GREEDY,
     ProfileLimits,
     Shape,
@@ -22,10 +26,6 @@ from forerun.engine.profile_shapes import (
     list_row_counts,
     shape_step,
 )
-from forerun.engine.profiler import MEASURED, MEASURED_BUSY, measure_profile
-
-from fakes import collect_tokens, drain, new_request
-from forerun.plan import DraftRequest, RequestDraft, RequestResult, StepPlan, StepResult
 from model_engines import KV_BLOCK_SIZE, make_model, make_model_engine
 
 
