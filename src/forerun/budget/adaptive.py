@@ -1,10 +1,11 @@
 """Verify the drafts that are worth their time; draft only where that pays.
 
-Maximises expected tokens per second (DSpark section 3.2.2, eq. 9, with the cost of the whole step).
-With lambda the best rate of a pure decode step, B maximises N + S_B - lambda x cost(B): in a pure
-decode step that is the argmax of (N + S_B) / cost(B), and beside a prompt, whose rows would make
-any draft look free in a ratio, drafts still have to earn what they cost. The argmax is global: the
-cost is a staircase.
+Maximises expected tokens per second (DSpark section 3.2.2, eq. 9, with the cost of the whole step):
+B maximises N + S_B - lambda x cost(B), lambda the long-run tokens per ms. The ratio of a single
+step, (N + S_B) / cost(B), has the same argmax while steps are alike. With few requests they are
+not: one with a good draft would price its own time by its own rate and trim what the average step
+would gladly pay for. And beside a prompt, whose rows make any draft look free in a ratio, drafts
+still have to earn what they cost. The argmax is global: the cost is a staircase.
 
 Drafting is compared with not drafting by replaying remembered drafts at today's load, in batches:
 what counts is what the best budget for them would have gained, not what the average draft would,
@@ -67,7 +68,8 @@ class AdaptivePolicy:
         slots = -np.sort(-planning[mark_drafts(inputs.num_draft_tokens, planning.shape[1])])
         tokens = np.full(largest + 1, float(inputs.num_decoding))
         tokens[1:] += np.cumsum(slots[:largest], dtype=np.float64)
-        value = tokens - (tokens / decode_ms).max() * step_ms
+        rate = inputs.rate or (tokens / decode_ms).max()
+        value = tokens - rate * step_ms
         best = int(value.argmax())
         if value[best] - value[largest] < self._min_gain * tokens[largest]:
             return largest
@@ -84,7 +86,7 @@ class AdaptivePolicy:
         slots.sort(reverse=True)
         costs, decode_costs = step_ms.tolist(), decode_ms.tolist()
         tokens = list(accumulate(slots[: len(costs) - 1], initial=float(inputs.num_decoding)))
-        rate = max(t / cost for t, cost in zip(tokens, decode_costs, strict=True))
+        rate = inputs.rate or max(t / cost for t, cost in zip(tokens, decode_costs, strict=True))
         value = [t - rate * cost for t, cost in zip(tokens, costs, strict=True)]
         best = max(range(len(value)), key=value.__getitem__)
         if value[best] - value[-1] < self._min_gain * tokens[-1]:

@@ -48,14 +48,16 @@ class DraftCosts(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class BudgetInputs:
     """The step as the policy sees it.
 
     `survival[r, j]` is the chance that drafts 0..j of request r are all accepted; entries at or
     past `num_draft_tokens[r]` are ignored. `planning_survival` is the same except where the rule
     above asks for older numbers. `num_decoding` requests get a token anyway; `max_verified` draft
-    rows still fit. Policies get what they say they need, the rest is None.
+    rows still fit. `rate` is what a millisecond is worth: the tokens the engine makes of one in the
+    long run, at this load; None if that is not known yet. Policies get what they say they need, the
+    rest is None.
     """
 
     num_draft_tokens: np.ndarray  # [R] int64
@@ -65,9 +67,10 @@ class BudgetInputs:
     survival: np.ndarray | None = None  # [R, k] float32
     planning_survival: np.ndarray | None = None  # [R, k] float32
     costs: StepCosts | None = None
+    rate: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class BudgetDecision:
     """At most `verification_budget` drafts are verified, and `max_verified[r]` of request r.
 

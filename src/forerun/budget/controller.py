@@ -23,6 +23,7 @@ from forerun.budget.cost_model import CostModel, ModelledDrafting, ModelledStep,
 from forerun.budget.outcomes import OutcomeBuffer, Outcomes
 from forerun.budget.recent_drafts import RecentDrafts
 from forerun.budget.request_memory import RequestMemory
+from forerun.budget.speed_up import SpeedUp
 from forerun.budget.survival import allocate, compute_survival, mark_drafts
 from forerun.core import Request
 from forerun.plan import RequestDraft
@@ -59,6 +60,10 @@ class StepDecision:
     """The step under way as decided; times are predictions, 0 without a cost model."""
 
     num_rows: int = 0
+    num_decoding: int = 0
+    num_prompt_rows: int = 0
+    num_accepted: int = 0
+    plain_ms: float = 0.0  # the target's part without drafts
     target_ms: float = 0.0
     draft_ms: float = 0.0
 
@@ -85,6 +90,7 @@ class BudgetController:
         self.drafting = DraftDecision(depth=num_positions)
         self.num_probes = 0
         self._num_positions = num_positions
+        self.speed_up = SpeedUp()
         self._recent = RecentDrafts(_NUM_RECENT, num_positions)
         self._outcomes = OutcomeBuffer()
         self._plan_age = 0
@@ -133,13 +139,18 @@ class BudgetController:
         num_drafts = [len(request.draft_token_ids) for request in anchors]
         price = self._price(anchors, shape)
         step_ms = None
+        self.decision = StepDecision(
+            num_decoding=num_decoding, num_prompt_rows=shape.num_prompt_rows
+        )
+        if price is not None:
+            self.decision.plain_ms = price.target_ms(0)
         if any(num_drafts):
             counts = np.array(num_drafts, dtype=np.int64)
-            num_drafts, step_ms = self._admit(anchors, counts, num_decoding, max_verified, price)
+            num_drafts, step_ms = self._admit(anchors, counts, max_verified, price)
             if not any(num_drafts):
                 self._plan_age += _HASTE  # drafts nobody verifies: does drafting still pay?
         total = sum(num_drafts)
-        self.decision = StepDecision(num_rows=shape.num_rows + total)
+        self.decision.num_rows = shape.num_rows + total
         if price is not None:
             draft_ms = self.decision.draft_ms = price.draft_ms
             expected_ms = price.target_ms(total) if step_ms is None else step_ms - draft_ms
@@ -217,6 +228,7 @@ class BudgetController:
             return
         assert self.confidence is not None
         memory, slots = self.memory, [request.slot for request in requests]
+        self.decision.num_accepted = sum(num_accepted)
         self._outcomes.add(
             Outcomes(
                 slots=slots,
@@ -237,7 +249,15 @@ class BudgetController:
         """Take in how long the step took; `draft_ms` is None if nobody drafted."""
         if self.costs is None or self.decision.num_rows == 0:
             return
-        self.costs.observe_step(self.decision.num_rows, self.decision.target_ms, target_ms)
+        decision = self.decision
+        self.costs.observe_step(decision.num_rows, decision.target_ms, target_ms)
+        if decision.num_prompt_rows == 0:
+            self.speed_up.observe(
+                decision.num_decoding + decision.num_accepted,
+                decision.num_decoding,
+                decision.plain_ms,
+                decision.target_ms + decision.draft_ms,
+            )
         if draft_ms is not None and self.drafting.draft_ms > 0:
             self.costs.observe_draft(self.drafting.draft_ms, draft_ms)
 
@@ -281,7 +301,6 @@ class BudgetController:
         self,
         anchors: Sequence[Request],
         num_drafts: np.ndarray,
-        num_decoding: int,
         max_verified: int,
         price: ModelledStep | None,
     ) -> tuple[list[int], float | None]:
@@ -304,8 +323,9 @@ class BudgetController:
         decision = self.policy.choose_budget(
             BudgetInputs(
                 num_draft_tokens=planned,
-                num_decoding=num_decoding,
+                num_decoding=self.decision.num_decoding,
                 max_verified=max_verified,
+                rate=self._find_rate(price),
                 confidence=confidence,
                 survival=survival,
                 planning_survival=planning,
@@ -323,6 +343,13 @@ class BudgetController:
             counts = allocate(survival, counts, max_verified)
             step_ms = None
         return counts.tolist(), step_ms
+
+    def _find_rate(self, price: ModelledStep | None) -> float | None:
+        """Return the long-run tokens per ms at this load; None before the first step."""
+        if price is None or not self.speed_up.is_known:
+            return None
+        decision = self.decision
+        return self.speed_up.value * decision.num_decoding / price.plain_decode_ms()
 
     def _plan(self, slots: np.ndarray, num_context_tokens: int) -> None:
         """Decide anew who drafts and how deep."""

@@ -2,14 +2,13 @@
 
 Startup tables age: the bandwidth of a shared machine moves by a factor of two within minutes, and
 with it the price of one row more than that of eight. One correction is common to all sizes and
-follows the median error of the last steps; one per measured size is moved by every step a bounded
-bit, so that a step which was disturbed hardly counts, and fades where nothing is observed.
+follows the median error of the last steps; one per measured size follows what is left of it in
+steps of about that size, bounded, so that a step which was disturbed hardly counts, and fades.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from dataclasses import dataclass
 from statistics import median
 
@@ -17,19 +16,24 @@ import numpy as np
 
 from forerun.budget.cost_profile import CostProfile
 
-# The log-error of one step counts at most this much, and moves a local correction by this share.
-_LARGEST_ERROR = 0.1
-_LOCAL_SHARE = 0.08
+# What the log-error of one step, less the common one, counts at most.
+_LARGEST_ERROR = 0.3
 _LARGEST_CORRECTION = math.log(64.0)
-# Every so many steps the median of their errors moves the common correction by this share of it,
-# the table is rebuilt, and local corrections fade.
+# Every so many steps the median of their errors moves the common correction by a share of it. What
+# is left moves the local ones by a share that falls with the distance in octaves; with fewer steps
+# than enough near a size, by less.
 _STEPS_PER_UPDATE = 24
 _COMMON_SHARE = 0.6
+_LOCAL_SHARE = 0.4
+_OCTAVES = 0.5
+_ENOUGH_STEPS = 3.0
 _FADE = 0.005
+# The correction of drafting moves by this share of every call's error.
+_DRAFT_SHARE = 0.05
 _MOST_TABULATED = 2048
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class StepShape:
     """What a step holds before drafts are added.
 
@@ -50,8 +54,8 @@ class CostModel:
 
     def __init__(self, profile: CostProfile) -> None:
         self.profile = profile
-        self._rows: list[int] = profile.verify_rows.tolist()
-        self._local = np.zeros(len(self._rows))
+        self._octaves = np.log2(profile.verify_rows)
+        self._local = np.zeros(len(self._octaves))
         self._common = 0.0
         self._draft = 0.0
         self._scale = 1.0
@@ -109,7 +113,8 @@ class CostModel:
 
     def observe_draft(self, predicted_ms: float, measured_ms: float) -> None:
         """Learn from one call of the drafter."""
-        moved = self._draft + _LOCAL_SHARE * _bound(_compare(predicted_ms, measured_ms))
+        error = _compare(predicted_ms, measured_ms)
+        moved = self._draft + _DRAFT_SHARE * min(max(error, -_LARGEST_ERROR), _LARGEST_ERROR)
         self._draft = min(max(moved, -_LARGEST_CORRECTION), _LARGEST_CORRECTION)
         self._draft_scale = math.exp(self._draft)
 
@@ -117,10 +122,14 @@ class CostModel:
         """Rebuild the table: what was learnt for all, for each size, and no size below another."""
         limit = _LARGEST_CORRECTION
         errors = [_compare(predicted, measured) for _, predicted, measured in self._samples]
-        for (num_rows, _, _), error in zip(self._samples, errors, strict=True):
-            self._correct(num_rows, _LOCAL_SHARE * _bound(error))
+        common = median(errors)
+        octaves = np.log2([max(1, num_rows) for num_rows, _, _ in self._samples])
+        rest = np.clip(np.subtract(errors, common), -_LARGEST_ERROR, _LARGEST_ERROR)
+        nearness = np.exp(-np.abs(np.subtract.outer(self._octaves, octaves)) / _OCTAVES)
+        weight = nearness.sum(axis=1)
+        self._local += _LOCAL_SHARE * (nearness @ rest) / np.maximum(weight, _ENOUGH_STEPS)
         self._samples.clear()
-        self._common += _COMMON_SHARE * median(errors)
+        self._common += _COMMON_SHARE * common
         self._common = min(max(self._common, -limit), limit)
         self._local *= 1.0 - _FADE
         np.clip(self._local, -limit, limit, out=self._local)
@@ -129,23 +138,14 @@ class CostModel:
         self._curve = self.profile.trace(np.maximum.accumulate(corrected))
         self._tabulate()
 
-    def _correct(self, num_rows: int, amount: float) -> None:
-        """Move the local corrections of the measured sizes on both sides of a size."""
-        index = min(max(bisect_right(self._rows, num_rows) - 1, 0), len(self._rows) - 1)
-        following = min(index + 1, len(self._rows) - 1)
-        share = 0.0
-        if following > index:
-            width = self._rows[following] - self._rows[index]
-            share = min(1.0, max(0.0, (num_rows - self._rows[index]) / width))
-        self._local[index] += amount * (1.0 - share)
-        self._local[following] += amount * share
-
     def _tabulate(self) -> None:
         """Write the curve out for every row count that was measured: look-ups become slices."""
-        self._by_rows = np.interp(np.arange(min(self._rows[-1], _MOST_TABULATED) + 1), *self._curve)
+        self._by_rows = np.interp(
+            np.arange(min(int(self.profile.verify_rows[-1]), _MOST_TABULATED) + 1), *self._curve
+        )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ModelledStep:
     """StepCosts of one step."""
 
@@ -171,6 +171,11 @@ class ModelledStep:
         shape, model = self.shape, self.model
         verify = model.verify_one(shape.num_rows + num_draft_rows)
         return verify + model.fixed_ms(shape) + num_draft_rows * model.draft_row_ms(shape)
+
+    def plain_decode_ms(self) -> float:
+        """Return the cost of the target's part without prompt rows and drafts."""
+        shape, model = self.shape, self.model
+        return model.verify_one(shape.num_rows - shape.num_prompt_rows) + model.fixed_ms(shape)
 
     def _cost(self, num_rows: int, most: int) -> np.ndarray:
         cost = self.model.verify_up_to(num_rows, num_rows + most)
@@ -204,7 +209,3 @@ def _compare(predicted_ms: float, measured_ms: float) -> float:
     if predicted_ms <= 0.0 or measured_ms <= 0.0:
         return 0.0
     return math.log(measured_ms / predicted_ms)
-
-
-def _bound(error: float) -> float:
-    return min(max(error, -_LARGEST_ERROR), _LARGEST_ERROR)

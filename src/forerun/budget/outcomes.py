@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 _DRAFTS_AT_ONCE = 32
-_STEPS_AT_ONCE = 8
+_STEPS_AT_ONCE = 10
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Outcomes:
     """Drafts as they were judged before verification, and what verification said."""
 

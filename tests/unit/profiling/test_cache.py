@@ -202,8 +202,10 @@ def test_what_changes_the_cost_changes_the_key(tmp_path: Path, changes: dict[str
 
 
 def test_a_policy_does_not_change_the_key(tmp_path: Path) -> None:
-    adaptive = {"enable_adaptive_verification": True}
-    assert make_key(tmp_path, speculative_config=adaptive) == make_key(tmp_path)
+    adaptive = {"method": "ngram", "enable_adaptive_verification": True}
+    assert make_key(tmp_path, speculative_config=adaptive) == make_key(
+        tmp_path, speculative_config={"method": "ngram"}
+    )
 
 
 def test_a_model_is_known_by_its_files(tmp_path: Path) -> None:
@@ -222,4 +224,4 @@ def test_a_model_is_known_by_its_files(tmp_path: Path) -> None:
 def test_the_null_block_is_not_profiled() -> None:
     limits = build_profile_limits(EngineConfig(), make_resolved(), 97)
     assert limits.num_kv_blocks == 32
-    assert limits.max_draft_tokens == 5
+    assert limits.max_draft_tokens == EngineConfig().speculative.num_speculative_tokens
