@@ -27,8 +27,8 @@ import numpy as np
 
 from forerun.budget import build_controller
 from forerun.budget.controller import BudgetController
-from forerun.budget.cost_model import StepShape
-from forerun.budget.cost_profile import CostProfile
+from forerun.budget.costs.model import StepShape
+from forerun.budget.costs.profile import CostProfile
 from forerun.config import SpeculativeConfig
 from forerun.core import Request, SamplingParams
 from forerun.engine.allocator import keep_freed_memory
@@ -135,9 +135,9 @@ def run_step(
     )
     timer.call("observe_times", controller.observe_times, controller.decision.target_ms, 0.02)
     # A plan is made where the controller's own age says so; it replaces `drafting`.
-    before = controller.drafting
+    before = controller.planner.decision
     depths = timer.call("choose_depths", controller.choose_depths, requests, 200 * count)
-    if controller.drafting is not before:
+    if controller.planner.decision is not before:
         timer.samples_us["plan"].append(timer.samples_us["choose_depths"].pop())
     assert len(depths) == count
 

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from forerun import LLM, SamplingParams
-from forerun.budget.calibration import compute_auroc, compute_ece
-from forerun.budget.estimator import AcceptanceEstimator, EstimatorPrior
+from forerun.budget.confidence.calibration import compute_auroc, compute_ece
+from forerun.budget.confidence.estimator import AcceptanceEstimator, EstimatorPrior
 from forerun.data.prompt_sets import build_prompt_set
 from forerun.plan import DraftRequest, RequestDraft, StepPlan, StepResult
 

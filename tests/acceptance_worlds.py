@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.budget.estimator import AcceptanceEstimator
+from forerun.budget.confidence.estimator import AcceptanceEstimator
 
 NUM_POSITIONS = 7
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from forerun.budget import build_controller
 from forerun.budget.controller import BudgetController
-from forerun.budget.cost_model import StepShape
-from forerun.budget.cost_profile import CostProfile
+from forerun.budget.costs.model import StepShape
+from forerun.budget.costs.profile import CostProfile
 from forerun.config import SpeculativeConfig
 from forerun.core import Request, SamplingParams
 from forerun.plan import RequestDraft

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.budget.cost_profile import CostProfile
+from forerun.budget.costs.profile import CostProfile
 
 
 def make_profile(**changes: Any) -> CostProfile:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from forerun.budget import build_controller
-from forerun.budget.cost_profile import CostProfile
+from forerun.budget.costs.profile import CostProfile
 from forerun.cache.manager import KVCacheManager
 from forerun.core import RequestOutput, SamplingParams
 from forerun.engine.engine import Engine

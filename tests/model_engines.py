@@ -12,7 +12,7 @@ import torch
 import tiny_models
 from fakes import ByteTokenizer
 from forerun.attention import build_attention_backend
-from forerun.budget.cost_profile import CostProfile
+from forerun.budget.costs.profile import CostProfile
 from forerun.cache.kv_store import KVStore
 from forerun.config import EngineConfig
 from forerun.drafters import build_drafter

@@ -20,7 +20,7 @@ import torch
 from budgets import make_profile
 from fakes import collect_tokens, new_request
 from forerun.budget.controller import BudgetController
-from forerun.budget.cost_profile import CostProfile
+from forerun.budget.costs.profile import CostProfile
 from forerun.drafters.base import Drafter, DraftProposal
 from forerun.engine import engine as engine_module
 from forerun.plan import DraftRequest

@@ -21,11 +21,63 @@ from forerun.speculative_config import SpeculativeConfig
         ('{"num_speculative_tokens": 0}', "1..32"),
         ('{"prompt_lookup_min": 5}', "prompt_lookup_max"),
         ('{"rejection_sample_method": "lossy"}', "standard, coupled"),
+        ('{"num_speculative_tokens": -1}', "1..32"),
+        ('{"enable_adaptive_verificaton": true}', "did you mean 'enable_adaptive_verification'"),
+        ('{"method": "none", "enable_adaptive_verification": true}', "needs drafts"),
+        ('{"enable_adaptive_verification": true, "confidence_threshold": 0.5}', "exclude"),
+        ('{"confidence_threshold": 1.5}', "0..1"),
+        ('{"adaptive_min_gain": -0.1}', "0..1"),
+        ('{"cost_profile": "costs.json"}', "enable_adaptive_verification"),
+        ('{"method": "draft_model"}', "go together"),
+        ('{"model": "x"}', "go together"),
+        ('{"num_speculative_tokens_per_batch_size": [[1, 4]]}', r"\[first, last, k\]"),
+        ('{"num_speculative_tokens_per_batch_size": [[1, 4, 3], [6, 8, 1]]}', "follow one another"),
+        ('{"num_speculative_tokens_per_batch_size": [[1, 4, 9]]}', "k in 0..5"),
+        ('{"method": "synthetic"}', "synthetic"),
+        ('{"rejection_sample_method": "synthetic"}', "exactly one"),
+        (
+            '{"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.5, 0.9], '
+            '"num_speculative_tokens": 2}',
+            "never rise",
+        ),
+        (
+            '{"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 9}',
+            "1..6",
+        ),
     ],
 )
 def test_speculative_config_errors(text: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         SpeculativeConfig.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("keys", "policy"),
+    [
+        ({"method": "none"}, "none"),
+        ({}, "fixed"),
+        ({"enable_adaptive_verification": True}, "adaptive"),
+        ({"num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 64, 0]]}, "schedule"),
+        ({"confidence_threshold": 0.4}, "threshold"),
+    ],
+)
+def test_keys_choose_the_policy(keys: dict, policy: str) -> None:
+    assert SpeculativeConfig.from_dict(keys).policy == policy
+
+
+def test_an_engine_verifies_adaptively_when_nothing_is_said() -> None:
+    config = EngineConfig.from_options()
+    assert config.speculative.policy == "adaptive"
+    assert config.speculative.num_speculative_tokens == 7
+
+
+def test_a_synthetic_length_becomes_the_rates_of_least_variance() -> None:
+    keys = {"rejection_sample_method": "synthetic", "num_speculative_tokens": 3}
+    config = SpeculativeConfig.from_dict({**keys, "synthetic_acceptance_length": 2.6})
+    assert config.survival_rates == pytest.approx((1.0, 0.6, 0.0))
+    rates = [0.9, 0.5, 0.5]
+    config = SpeculativeConfig.from_dict({**keys, "synthetic_acceptance_rates": rates})
+    assert config.survival_rates == (0.9, 0.5, 0.5)
 
 
 def test_none_method_drafts_nothing() -> None:

@@ -40,7 +40,7 @@ TORCH_FREE = [
     "plan",
     "config",
     "budget.controller",
-    "budget.profile_files",
+    "budget.costs.files",
     "cache.block_pool",
     "cache.manager",
     "engine.scheduler",

@@ -7,34 +7,34 @@ from typing import TYPE_CHECKING
 
 from forerun.budget.base import BudgetPolicy
 from forerun.budget.controller import BudgetController
-from forerun.budget.cost_profile import CostProfile
+from forerun.budget.costs.profile import CostProfile
 from forerun.errors import ConfigError
 from forerun.speculative_config import SpeculativeConfig
 
 if TYPE_CHECKING:
-    from forerun.budget.calibration import ConfidenceTemperatures
+    from forerun.budget.confidence.calibration import ConfidenceTemperatures
 
 
 def _none(_: SpeculativeConfig) -> BudgetPolicy:
-    from forerun.budget.none import NonePolicy
+    from forerun.budget.policies.none import NonePolicy
 
     return NonePolicy()
 
 
 def _fixed(config: SpeculativeConfig) -> BudgetPolicy:
-    from forerun.budget.fixed import FixedPolicy
+    from forerun.budget.policies.fixed import FixedPolicy
 
     return FixedPolicy(draft_depth=config.num_speculative_tokens)
 
 
 def _schedule(config: SpeculativeConfig) -> BudgetPolicy:
-    from forerun.budget.schedule import SchedulePolicy
+    from forerun.budget.policies.schedule import SchedulePolicy
 
     return SchedulePolicy(ranges=config.num_speculative_tokens_per_batch_size or ())
 
 
 def _threshold(config: SpeculativeConfig) -> BudgetPolicy:
-    from forerun.budget.threshold import ThresholdPolicy
+    from forerun.budget.policies.threshold import ThresholdPolicy
 
     return ThresholdPolicy(
         threshold=config.confidence_threshold or 0.0, draft_depth=config.num_speculative_tokens
@@ -42,7 +42,7 @@ def _threshold(config: SpeculativeConfig) -> BudgetPolicy:
 
 
 def _adaptive(config: SpeculativeConfig) -> BudgetPolicy:
-    from forerun.budget.adaptive import AdaptivePolicy
+    from forerun.budget.policies.adaptive import AdaptivePolicy
 
     return AdaptivePolicy(min_gain=config.adaptive_min_gain)
 
@@ -73,8 +73,8 @@ def build_controller(
 
     `has_head` says that the drafter emits confidences; `temperatures` correct them.
     """
-    from forerun.budget.confidence import ConfidenceModel
-    from forerun.budget.cost_model import CostModel
+    from forerun.budget.confidence.model import ConfidenceModel
+    from forerun.budget.costs.model import CostModel
 
     policy = build_policy(config)
     if policy.needs_costs and profile is None:

@@ -16,13 +16,13 @@ from operator import mul
 
 import numpy as np
 
-from forerun.budget.base import BudgetInputs, BudgetPolicy, DraftDecision, DraftInputs
-from forerun.budget.calibration import CalibrationSnapshot
-from forerun.budget.confidence import ConfidenceModel
-from forerun.budget.cost_model import CostModel, ModelledDrafting, ModelledStep, StepShape
+from forerun.budget.base import BudgetInputs, BudgetPolicy
+from forerun.budget.confidence.calibration import CalibrationSnapshot
+from forerun.budget.confidence.model import ConfidenceModel
+from forerun.budget.costs.model import CostModel, ModelledStep, StepShape
+from forerun.budget.draft_planner import PROBE_ROWS, DraftPlanner
 from forerun.budget.outcomes import OutcomeBuffer, Outcomes
-from forerun.budget.recent_drafts import RecentDrafts
-from forerun.budget.request_memory import RequestMemory
+from forerun.budget.request_memory import RequestMemory, find_slots
 from forerun.budget.speed_up import SpeedUp
 from forerun.budget.survival import allocate, compute_survival, mark_drafts
 from forerun.core import Request
@@ -32,24 +32,6 @@ from forerun.plan import RequestDraft
 ACTIVE = "active"
 DOES_NOT_PAY = "drafting_does_not_pay"
 
-# Drafts kept for replays.
-_NUM_RECENT = 256
-# Steps between two looks at whether drafting pays: often where a wrong answer costs something.
-_STEPS_PER_PLAN = 16
-_STEPS_PER_CHEAP_PLAN = 32
-_CHEAP_SHARE = 0.02
-_HASTE = 4
-_PLANS_AFTER_CHANGE = 3
-# Or sooner, when the number of requests changed by more than this share.
-_LOAD_CHANGE = 0.2
-# Steps without drafting before a few requests try again; sooner after an acceptance that was less
-# likely than this.
-_STEPS_PER_PROBE = 75
-_STEPS_AFTER_SURPRISE = 3
-_SURPRISE = 0.25
-_PROBE_SHARE = 16
-_MAX_PROBES = 4
-_PROBE_ROWS = 2
 _STEPS_PER_SNAPSHOT = 64
 # For so few an array operation costs more than a loop.
 _FEW_REQUESTS = 4
@@ -87,18 +69,12 @@ class BudgetController:
         self.costs = costs
         self.memory = RequestMemory(num_slots, num_positions)
         self.decision = StepDecision()
-        self.drafting = DraftDecision(depth=num_positions)
-        self.num_probes = 0
         self._num_positions = num_positions
+        self.planner = DraftPlanner(
+            policy, self.memory, num_positions=num_positions, confidence=confidence, costs=costs
+        )
         self.speed_up = SpeedUp()
-        self._recent = RecentDrafts(_NUM_RECENT, num_positions)
         self._outcomes = OutcomeBuffer()
-        self._plan_age = 0
-        self._plan_requests = 0
-        self._plan_lifetime = _STEPS_PER_PLAN
-        self._steps_to_probe = _STEPS_PER_PROBE
-        self._num_hasty_plans = 0
-        self._has_probes = False
         self._num_steps = 0
 
     @property
@@ -106,7 +82,7 @@ class BudgetController:
         """Whether verification adapts and drafting goes on, or why not: one word for a label."""
         if self.policy.name != "adaptive":
             return f"policy_{self.policy.name}"
-        return ACTIVE if self.drafting.depth else DOES_NOT_PAY
+        return ACTIVE if self.planner.decision.depth else DOES_NOT_PAY
 
     def take_calibration(self) -> CalibrationSnapshot | None:
         """Return how true confidences have been so far, once in a while; call it every step."""
@@ -148,7 +124,7 @@ class BudgetController:
             counts = np.array(num_drafts, dtype=np.int64)
             num_drafts, step_ms = self._admit(anchors, counts, max_verified, price)
             if not any(num_drafts):
-                self._plan_age += _HASTE  # drafts nobody verifies: does drafting still pay?
+                self.planner.note_idle_drafts()
         total = sum(num_drafts)
         self.decision.num_rows = shape.num_rows + total
         if price is not None:
@@ -159,22 +135,7 @@ class BudgetController:
 
     def choose_depths(self, candidates: Sequence[Request], num_context_tokens: int) -> list[int]:
         """Return how many tokens each request should draft for the next step."""
-        if not candidates:
-            return []
-        self._plan_age += 1
-        if self._has_probes:  # of requests that had nothing to draft
-            self.memory.is_probe[:] = self._has_probes = False
-        count = len(candidates)
-        change = abs(count - self._plan_requests)
-        is_stale = self._plan_age >= self._plan_lifetime or change > _LOAD_CHANGE * count
-        if is_stale or not self.policy.needs_costs:
-            self._plan(_find_slots(candidates), num_context_tokens)
-        if self.drafting.depth == 0 and self.policy.needs_costs:
-            return self._probe(candidates)
-        self._steps_to_probe = _STEPS_PER_PROBE
-        if self.drafting.min_hits == -np.inf:
-            return [self.drafting.depth] * count
-        return self._select(_find_slots(candidates))
+        return self.planner.choose_depths(candidates, num_context_tokens, self.decision.target_ms)
 
     def record(self, requests: Sequence[Request], drafts: Sequence[RequestDraft]) -> None:
         """Take in what the drafter proposed to these requests."""
@@ -187,7 +148,7 @@ class BudgetController:
             for request, draft in zip(requests, drafts, strict=True):
                 self._record_one(request.slot, draft)
             return
-        memory, slots = self.memory, _find_slots(requests)
+        memory, slots = self.memory, find_slots(requests)
         counts = np.array([len(draft.token_ids) for draft in drafts], dtype=np.int64)
         is_draft = mark_drafts(counts, self._num_positions)
         hits, verifiers = memory.hits[slots], memory.verifier[slots]
@@ -198,7 +159,7 @@ class BudgetController:
         memory.survival[slots] = compute_survival(confidence)
         memory.is_bound[slots] = [draft.is_drawn for draft in drafts]
         memory.is_new[slots] = False
-        self._recent.add(evidence, counts, hits, verifiers)
+        self.planner.recent.add(evidence, counts, hits, verifiers)
 
     def _record_one(self, slot: int, draft: RequestDraft) -> None:
         """Do the same for one request without array arithmetic, which costs more than the work."""
@@ -218,7 +179,7 @@ class BudgetController:
         memory.is_bound[slot] = draft.is_drawn
         memory.is_new[slot] = False
         if num_drafts:
-            self._recent.add_one(memory, slot, num_drafts)
+            self.planner.recent.add_one(memory, slot, num_drafts)
 
     def observe(
         self, requests: Sequence[Request], num_verified: Sequence[int], num_accepted: Sequence[int]
@@ -240,9 +201,10 @@ class BudgetController:
                 num_accepted=list(num_accepted),
             )
         )
-        if self._has_probes:
-            self._finish_probes(slots, num_accepted)
-        if self._outcomes.is_due:
+        has_probes = self.planner.has_probes
+        if has_probes:
+            self.planner.finish_probes(slots, num_accepted)
+        if has_probes or self._outcomes.is_due:
             self._learn()
 
     def observe_times(self, target_ms: float, draft_ms: float | None) -> None:
@@ -258,8 +220,8 @@ class BudgetController:
                 decision.plain_ms,
                 decision.target_ms + decision.draft_ms,
             )
-        if draft_ms is not None and self.drafting.draft_ms > 0:
-            self.costs.observe_draft(self.drafting.draft_ms, draft_ms)
+        if draft_ms is not None and self.planner.draft_ms > 0:
+            self.costs.observe_draft(self.planner.draft_ms, draft_ms)
 
     def _learn(self) -> None:
         """Let estimator and statistics take in the outcomes that wait."""
@@ -274,28 +236,15 @@ class BudgetController:
         self.confidence.stats.observe(outcomes.survival, verified, accepted)
         estimator.observe(outcomes.evidence, outcomes.hits, outcomes.verifiers, verified, accepted)
         if estimator.num_changes != num_changes:
-            self._plan_age = self._plan_lifetime
-            self._num_hasty_plans = _PLANS_AFTER_CHANGE
-
-    def _finish_probes(self, slots: Sequence[int], num_accepted: Sequence[int]) -> None:
-        """Learn from probes at once; try again soon if one was accepted against expectation."""
-        memory = self.memory
-        for slot, accepted in zip(slots, num_accepted, strict=True):
-            if memory.is_probe[slot] and accepted and memory.confidence[slot, 0] < _SURPRISE:
-                self._steps_to_probe = _STEPS_AFTER_SURPRISE
-            memory.is_probe[slot] = False
-        self._has_probes = False
-        self._learn()
-        self._plan_age = self._plan_lifetime
+            self.planner.note_change()
 
     def _price(self, anchors: Sequence[Request], shape: StepShape) -> ModelledStep | None:
         if self.costs is None:
             return None
         if self.memory.has_sampled and anchors:
-            row_ms = self.memory.row_ms[_find_slots(anchors)]
+            row_ms = self.memory.row_ms[find_slots(anchors)]
             shape = replace(shape, row_ms=float(row_ms.sum()), sampling_ms=float(row_ms.mean()))
-        draft_ms = self.drafting.draft_ms if self.drafting.depth else 0.0
-        return self.costs.price(shape, draft_ms)
+        return self.costs.price(shape, self.planner.draft_ms)
 
     def _admit(
         self,
@@ -308,7 +257,7 @@ class BudgetController:
         memory = self.memory
         # A slice is a view: nothing below keeps or changes it.
         first = anchors[0].slot
-        slots = slice(first, first + 1) if len(anchors) == 1 else _find_slots(anchors)
+        slots = slice(first, first + 1) if len(anchors) == 1 else find_slots(anchors)
         confidence = survival = planning = None
         planned = num_drafts
         if self.policy.needs_confidence:
@@ -319,7 +268,7 @@ class BudgetController:
                 planning = np.where(is_bound[:, None], memory.earlier_survival[slots], survival)
                 # NOTE: where a drafter stops may be the last token's doing: plan as many as asked.
                 is_open = is_bound & (num_drafts > 0)
-                planned = np.where(is_open, self.drafting.depth or _PROBE_ROWS, num_drafts)
+                planned = np.where(is_open, self.planner.decision.depth or PROBE_ROWS, num_drafts)
         decision = self.policy.choose_budget(
             BudgetInputs(
                 num_draft_tokens=planned,
@@ -337,9 +286,9 @@ class BudgetController:
         wanted = np.minimum(decision.max_verified, num_drafts)
         counts = allocate(survival, wanted, decision.verification_budget)
         step_ms = decision.step_ms
-        if self._has_probes:
+        if self.planner.has_probes:
             is_probe = memory.is_probe[slots]
-            counts = np.maximum(counts, np.minimum(num_drafts, _PROBE_ROWS) * is_probe)
+            counts = np.maximum(counts, np.minimum(num_drafts, PROBE_ROWS) * is_probe)
             counts = allocate(survival, counts, max_verified)
             step_ms = None
         return counts.tolist(), step_ms
@@ -350,71 +299,3 @@ class BudgetController:
             return None
         decision = self.decision
         return self.speed_up.value * decision.num_decoding / price.plain_decode_ms()
-
-    def _plan(self, slots: np.ndarray, num_context_tokens: int) -> None:
-        """Decide anew who drafts and how deep."""
-        self._plan_age, self._plan_requests = 0, len(slots)
-        inputs = DraftInputs(num_requests=len(slots), max_depth=self._num_positions)
-        if self.policy.needs_costs:
-            inputs = self._add_recent(inputs, slots, num_context_tokens)
-        self.drafting = self.policy.choose_drafting(inputs)
-        is_cheap = self.drafting.draft_ms <= _CHEAP_SHARE * self.decision.target_ms
-        is_calm = self._num_hasty_plans == 0
-        self._num_hasty_plans = max(0, self._num_hasty_plans - 1)
-        self._plan_lifetime = _STEPS_PER_CHEAP_PLAN if is_cheap and is_calm else _STEPS_PER_PLAN
-
-    def _add_recent(
-        self, inputs: DraftInputs, slots: np.ndarray, num_context_tokens: int
-    ) -> DraftInputs:
-        assert self.costs is not None
-        assert self.confidence is not None
-        recent, memory = self._recent, self.memory
-        row_ms = memory.row_ms[slots]
-        shape = StepShape(
-            num_rows=len(slots),
-            num_requests=len(slots),
-            num_context_tokens=num_context_tokens,
-            row_ms=float(row_ms.sum()),
-            sampling_ms=float(row_ms.mean()),
-        )
-        survival = None
-        if len(recent):
-            confidence = self.confidence.estimator.predict(
-                recent.evidence, recent.hits, recent.verifiers
-            )
-            confidence[~mark_drafts(recent.num_drafts, self._num_positions)] = 0.0
-            survival = compute_survival(confidence)
-        return replace(
-            inputs,
-            hits=memory.hits[slots],
-            recent_survival=survival,
-            recent_hits=recent.hits if len(recent) else None,
-            costs=ModelledDrafting(self.costs, shape),
-        )
-
-    def _select(self, slots: np.ndarray) -> list[int]:
-        """Return the plan's depth for requests with enough hits, and for those not tried yet."""
-        memory, drafting = self.memory, self.drafting
-        idle = (memory.hits[slots] < drafting.min_hits) & ~memory.is_new[slots]
-        memory.fade(slots[idle])
-        depths: list[int] = np.where(idle, 0, drafting.depth).tolist()
-        return depths
-
-    def _probe(self, candidates: Sequence[Request]) -> list[int]:
-        """Return depth 0 for all, or a few tokens for a few requests once in a while, by turns."""
-        count = len(candidates)
-        depths = [0] * count
-        self._steps_to_probe -= 1
-        if self._steps_to_probe <= 0:
-            self._steps_to_probe = _STEPS_PER_PROBE
-            for turn in range(min(_MAX_PROBES, max(1, count // _PROBE_SHARE))):
-                chosen = (self.num_probes + turn) % count
-                depths[chosen] = min(_PROBE_ROWS, self._num_positions)
-                self.memory.is_probe[candidates[chosen].slot] = True
-                self._has_probes = True
-            self.num_probes += sum(depth > 0 for depth in depths)
-        return depths
-
-
-def _find_slots(requests: Sequence[Request]) -> np.ndarray:
-    return np.fromiter((request.slot for request in requests), dtype=np.int64, count=len(requests))

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from forerun.core import Request
+
 # Chance and weight of what a request is thought to accept before anything is seen.
 _PRIOR_WEIGHT = 2.0
 # Weight of earlier drafts in a request's recent acceptance, per draft.
@@ -88,3 +90,8 @@ class RequestMemory:
         accepted = self._num_hits[slots] + _PRIOR_WEIGHT * average
         rejected = self._num_seen[slots] - self._num_hits[slots] + _PRIOR_WEIGHT * (1.0 - average)
         self.hits[slots] = np.log(accepted * (1.0 - average) / (rejected * average))
+
+
+def find_slots(requests: Sequence[Request]) -> np.ndarray:
+    """Return the slots of running requests, int64 [R]."""
+    return np.fromiter((request.slot for request in requests), dtype=np.int64, count=len(requests))

@@ -22,7 +22,7 @@ from forerun.errors import ConfigError
 from forerun.logs import configure_logging
 
 if TYPE_CHECKING:
-    from forerun.budget.cost_profile import CostProfile
+    from forerun.budget.costs.profile import CostProfile
     from forerun.config import EngineConfig
 
 _MIN_COLUMNS = 100
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         _check_output(output)
     configure_logging("profile")
     profile = _obtain(config, is_fresh=args.fresh)
-    from forerun.budget.profile_files import write_profile
+    from forerun.budget.costs.files import write_profile
 
     if output is not None:
         try:

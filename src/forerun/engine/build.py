@@ -12,8 +12,8 @@ from typing import Any
 import forerun
 from forerun.attention import build_attention_backend
 from forerun.budget import build_controller
-from forerun.budget.calibration import ConfidenceTemperatures
-from forerun.budget.cost_profile import CostProfile
+from forerun.budget.confidence.calibration import ConfidenceTemperatures
+from forerun.budget.costs.profile import CostProfile
 from forerun.cache.kv_store import KVStore
 from forerun.cache.manager import KVCacheManager
 from forerun.config import EngineConfig

@@ -248,7 +248,7 @@ class Engine:
             scheduler.num_preemptions,
             scheduler.num_prefix_queries,
             scheduler.num_prefix_hits,
-            scheduler.budget.num_probes,
+            scheduler.budget.planner.num_probes,
         )
 
     def _fill_stats(self, stats: StepStats, before: tuple[int, int, int, int]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from forerun.budget.calibration import CalibrationSnapshot
+from forerun.budget.confidence.calibration import CalibrationSnapshot
 from forerun.core import RequestOutput, SamplingParams
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from forerun.budget.controller import BudgetController
-from forerun.budget.cost_model import StepShape
+from forerun.budget.costs.model import StepShape
 from forerun.cache.manager import KVCacheManager
 from forerun.core import FinishReason, Request, RequestStatus
 from forerun.errors import RequestError

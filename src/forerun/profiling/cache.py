@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from forerun import env
-from forerun.budget.cost_profile import CostProfile
-from forerun.budget.profile_files import ProfileMismatch, load_profile, write_profile
+from forerun.budget.costs.files import ProfileMismatch, load_profile, write_profile
+from forerun.budget.costs.profile import CostProfile
 from forerun.errors import ConfigError
 
 

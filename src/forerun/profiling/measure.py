@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from forerun.budget.cost_profile import CostProfile
+from forerun.budget.costs.profile import CostProfile
 from forerun.core import SamplingParams
 from forerun.logs import get_logger
 from forerun.plan import Runner, StepPlan

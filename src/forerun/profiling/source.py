@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from forerun.budget.cost_profile import CostProfile
-from forerun.budget.profile_files import ProfileMismatch, load_profile
+from forerun.budget.costs.files import ProfileMismatch, load_profile
+from forerun.budget.costs.profile import CostProfile
 from forerun.logs import get_logger
 from forerun.plan import Runner
 from forerun.profiling.cache import find_profile, save_profile

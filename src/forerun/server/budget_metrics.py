@@ -12,7 +12,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from forerun.budget.calibration import CalibrationSnapshot
+from forerun.budget.confidence.calibration import CalibrationSnapshot
 from forerun.engine.messages import StepStats
 
 ACTIVE = "active"

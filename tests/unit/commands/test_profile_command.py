@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cost_profiles import make_profile
-from forerun.budget.profile_files import load_profile
+from forerun.budget.costs.files import load_profile
 from forerun.cli import main
 from forerun.engine import build
 from forerun.engine.resolve import Resolved

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fakes import PrefixCheckingRunner, collect_tokens, count_up, drain, make_engine, new_request
-from forerun.budget.cost_profile import CostProfile
+from forerun.budget.costs.profile import CostProfile
 from forerun.engine.engine import Engine
 from forerun.engine.messages import StepStats
 from forerun.plan import DraftRequest, RequestDraft, StepPlan, StepResult

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from cost_profiles import make_profile
-from forerun.budget.cost_profile import CostProfile
-from forerun.budget.profile_files import format_profile, write_profile
+from forerun.budget.costs.files import format_profile, write_profile
+from forerun.budget.costs.profile import CostProfile
 from forerun.config import EngineConfig
 from forerun.engine.resolve import Resolved
 from forerun.errors import ConfigError

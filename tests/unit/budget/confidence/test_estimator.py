@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acceptance_worlds import NUM_POSITIONS, LogisticWorld, MatchWorld, World, serve
-from forerun.budget.calibration import compute_ece
-from forerun.budget.estimator import WINDOW, AcceptanceEstimator, EstimatorPrior
+from forerun.budget.confidence.calibration import compute_ece
+from forerun.budget.confidence.estimator import WINDOW, AcceptanceEstimator, EstimatorPrior
 
 PRIORS = list(EstimatorPrior)
 STEEP = {"slope": 1.6, "intercept": -0.5, "decay": 0.15}

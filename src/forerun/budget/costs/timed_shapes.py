@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.budget.cost_profile import CostProfile
+from forerun.budget.costs.profile import CostProfile
 from forerun.errors import ConfigError
 from forerun.logs import get_logger
 

@@ -14,7 +14,7 @@ from statistics import median
 
 import numpy as np
 
-from forerun.budget.cost_profile import CostProfile
+from forerun.budget.costs.profile import CostProfile
 
 # What the log-error of one step, less the common one, counts at most.
 _LARGEST_ERROR = 0.3

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forerun.budget.base import BudgetDecision, BudgetInputs, DraftDecision, DraftInputs
-from forerun.budget.fixed import verify_all
+from forerun.budget.policies.fixed import verify_all
 
 
 class SchedulePolicy:

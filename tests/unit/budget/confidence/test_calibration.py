@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.budget.calibration import (
+from forerun.budget.confidence.calibration import (
     NUM_BINS,
     TEMPERATURES_FILE,
     CalibrationStats,

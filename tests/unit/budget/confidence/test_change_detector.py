@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forerun.budget.change_detector import ChangeDetector
+from forerun.budget.confidence.change_detector import ChangeDetector
 
 
 @pytest.mark.parametrize("probability", [0.02, 0.3, 0.9, 0.99])

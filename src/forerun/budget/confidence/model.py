@@ -12,8 +12,8 @@ from itertools import chain
 
 import numpy as np
 
-from forerun.budget.calibration import CalibrationStats, ConfidenceTemperatures
-from forerun.budget.estimator import AcceptanceEstimator, EstimatorPrior
+from forerun.budget.confidence.calibration import CalibrationStats, ConfidenceTemperatures
+from forerun.budget.confidence.estimator import AcceptanceEstimator, EstimatorPrior
 from forerun.logs import get_logger
 from forerun.plan import RequestDraft
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from forerun.budget.base import BudgetInputs, DraftInputs
-from forerun.budget.fixed import FixedPolicy
-from forerun.budget.none import NonePolicy
-from forerun.budget.schedule import SchedulePolicy
-from forerun.budget.threshold import ThresholdPolicy
+from forerun.budget.policies.fixed import FixedPolicy
+from forerun.budget.policies.none import NonePolicy
+from forerun.budget.policies.schedule import SchedulePolicy
+from forerun.budget.policies.threshold import ThresholdPolicy
 
 
 def make_inputs(num_drafts: list[int], max_verified: int = 100, **more: object) -> BudgetInputs:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.budget.change_detector import ChangeDetector
+from forerun.budget.confidence.change_detector import ChangeDetector
 
 WINDOW = 4096
 # After so many outcomes an outcome counts half.

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.budget import adaptive, survival
+from forerun.budget import survival
 from forerun.budget.base import BudgetInputs
-from forerun.budget.estimator import AcceptanceEstimator, EstimatorPrior
+from forerun.budget.confidence.estimator import AcceptanceEstimator, EstimatorPrior
+from forerun.budget.policies import adaptive
 from forerun.budget.survival import allocate, compute_survival
 
 K = 5

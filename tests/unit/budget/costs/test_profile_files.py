@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cost_profiles import make_profile
-from forerun.budget.profile_files import (
+from forerun.budget.costs.files import (
     ProfileMismatch,
     explain_difference,
     format_profile,

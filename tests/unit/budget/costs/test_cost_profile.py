@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cost_profiles import make_profile
-from forerun.budget.cost_profile import CostProfile
+from forerun.budget.costs.profile import CostProfile
 
 TERMS = ("request_ms", "kv_token_ms", "row_token_ms", "sampled_row_ms", "filtered_row_ms")
 

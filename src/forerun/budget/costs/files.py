@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from forerun.budget.cost_profile import FORMAT, CostProfile
-from forerun.budget.timed_shapes import fit_timed_shapes
+from forerun.budget.costs.profile import FORMAT, CostProfile
+from forerun.budget.costs.timed_shapes import fit_timed_shapes
 from forerun.errors import ConfigError
 from forerun.logs import get_logger
 

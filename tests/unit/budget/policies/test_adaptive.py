@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from forerun.budget.adaptive import AdaptivePolicy
 from forerun.budget.base import BudgetInputs, DraftDecision, DraftInputs
+from forerun.budget.policies.adaptive import AdaptivePolicy
 
 NUM_CASES = 400
 

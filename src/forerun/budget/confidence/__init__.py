@@ -1,0 +1,1 @@
+"""From what drafters say to chances that hold: temperatures, estimator, live statistics."""

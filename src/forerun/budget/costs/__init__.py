@@ -1,0 +1,1 @@
+"""What steps cost: the measured profile, files of other engines, and the online correction."""

@@ -1,0 +1,1 @@
+"""Budget policies, one file each: pure functions of what the controller gathers."""
