@@ -28,7 +28,7 @@ PROBE_ROWS = 2
 _NUM_RECENT = 256
 # Steps between two looks: few where a wrong answer costs something, or after acceptance changed.
 _STEPS_PER_PLAN = 16
-_STEPS_PER_CHEAP_PLAN = 32
+_STEPS_PER_CHEAP_PLAN = 64
 _CHEAP_SHARE = 0.02
 _PLANS_AFTER_CHANGE = 3
 # Or sooner, when the number of requests changed by more than this share.
