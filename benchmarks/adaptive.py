@@ -129,6 +129,9 @@ def summarise(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "load": load,
                 "throughput": medians,
                 "best_other": best,
+                "over_none": {
+                    name: _compare(of, speeds["none"])["median"] for name, of in speeds.items()
+                },
                 "adaptive_over_best": ratios[best],
                 "adaptive_over": ratios,
                 "counters": sums,
@@ -162,7 +165,7 @@ def show(summary: Sequence[Mapping[str, Any]]) -> None:
 
 
 def draw(summary: Sequence[Mapping[str, Any]], path: Path, model: str) -> None:
-    """Draw verified drafts per step of the adaptive arm, and throughput of all, over load."""
+    """Draw throughput of all arms, and verified drafts per request and step, over load."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -170,26 +173,30 @@ def draw(summary: Sequence[Mapping[str, Any]], path: Path, model: str) -> None:
 
     loads = [entry["load"] for entry in summary]
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
-    for name in SPECULATION:
-        relative = [entry["throughput"][name] / entry["throughput"]["none"] for entry in summary]
-        left.plot(loads, relative, marker="o", label=name, linewidth=3 if name == "adaptive" else 1)
+    for number, name in enumerate(SPECULATION):
+        style = {"color": f"C{number}", "marker": "o", "label": name}
+        style["linewidth"] = 3 if name == "adaptive" else 1
+        left.plot(loads, [entry["over_none"][name] for entry in summary], **style)
+        if name != "none":
+            right.plot(loads, [_count_verified(entry, name) for entry in summary], **style)
     left.set_ylabel("output tokens / s, relative to none")
-    left.legend()
-    for name in ("fixed-3", "fixed-7", "adaptive"):
-        verified = [
-            entry["counters"][name]["verified"] / entry["counters"][name]["steps"] / entry["load"]
-            for entry in summary
-        ]
-        right.plot(loads, verified, marker="o", label=name)
-    right.set_ylabel("verified drafts per request and step (B / load)")
+    right.set_ylabel("B / requests in flight")
     for axis in (left, right):
         axis.set_xscale("log", base=2)
         axis.set_xticks(loads, [str(load) for load in loads])
         axis.set_xlabel("requests in flight")
         axis.grid(alpha=0.3)
+        axis.legend()
     figure.suptitle(f"{model}, n-gram drafts, real prompts")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
+
+
+def _count_verified(entry: Mapping[str, Any], name: str) -> float:
+    """Return the drafts verified per step and request in flight."""
+    sums = entry["counters"][name]
+    verified: float = sums["verified"] / sums["steps"] / entry["load"]
+    return verified
 
 
 def _parse_list(text: str) -> list[int]:
