@@ -22,3 +22,10 @@ def keep_freed_memory() -> bool:
         return False
     largest = ctypes.c_int(_LARGEST_REUSED_BYTES)
     return bool(mallopt(_M_MMAP_THRESHOLD, largest)) and bool(mallopt(_M_TRIM_THRESHOLD, largest))
+
+
+def give_back_freed_memory() -> None:
+    """Return to the system what is freed by now; elsewhere than under glibc nothing happens."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

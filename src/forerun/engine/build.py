@@ -20,7 +20,7 @@ from forerun.config import EngineConfig
 from forerun.data.bundled import resolve_model_path
 from forerun.drafters import build_drafter, read_kv_layers
 from forerun.drafters.base import Drafter, DrafterCapabilities, DrafterLoading
-from forerun.engine.allocator import keep_freed_memory
+from forerun.engine.allocator import give_back_freed_memory, keep_freed_memory
 from forerun.engine.engine import Engine
 from forerun.engine.messages import EngineLimits
 from forerun.engine.resolve import Resolved, resolve
@@ -160,7 +160,7 @@ def find_costs(
     is_fresh: bool = False,
 ) -> CostProfile:
     """Return the cost profile of these parts: given, stored, or measured now."""
-    return obtain_profile(
+    profile = obtain_profile(
         parts.runner,
         build_profile_key(config, parts.resolved, parts.path, find_draft_model(config.speculative)),
         given_path=config.speculative.cost_profile,
@@ -168,6 +168,9 @@ def find_costs(
         progress=_name_stage(progress, "measuring step costs"),
         is_fresh=is_fresh,
     )
+    # The largest step measured is larger than nearly all to come, and freed memory is kept.
+    give_back_freed_memory()
+    return profile
 
 
 def _name_stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:
