@@ -52,9 +52,9 @@ class DraftCosts(Protocol):
 class BudgetInputs:
     """The step as the policy sees it.
 
-    `survival[r, j]` is the chance that drafts 0..j of request r are all accepted; entries at or
-    past `num_draft_tokens[r]` are ignored. `planning_survival` is the same except where the rule
-    above asks for older numbers. `num_decoding` requests get a token anyway; `max_verified` draft
+    `planning_survival[r, j]` is the chance that drafts 0..j of request r are all accepted, by older
+    numbers where the rule above asks for them; entries at or past `num_draft_tokens[r]` are
+    ignored. `num_decoding` requests get a token anyway; `max_verified` draft
     rows still fit. `rate` is what a millisecond is worth: the tokens the engine makes of one in the
     long run, at this load; None if that is not known yet. Policies get what they say they need, the
     rest is None.
@@ -64,7 +64,6 @@ class BudgetInputs:
     num_decoding: int
     max_verified: int
     confidence: np.ndarray | None = None  # [R, k] float32
-    survival: np.ndarray | None = None  # [R, k] float32
     planning_survival: np.ndarray | None = None  # [R, k] float32
     costs: StepCosts | None = None
     rate: float | None = None

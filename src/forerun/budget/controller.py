@@ -276,7 +276,6 @@ class BudgetController:
                 max_verified=max_verified,
                 rate=self._find_rate(price),
                 confidence=confidence,
-                survival=survival,
                 planning_survival=planning,
                 costs=price,
             )

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from forerun.budget.confidence.calibration import VERIFIERS
 from forerun.budget.controller import BudgetController
 from forerun.budget.costs.model import StepShape
 from forerun.cache.manager import KVCacheManager
@@ -21,8 +22,8 @@ from forerun.errors import RequestError
 from forerun.plan import DraftRequest, RequestDraft, RequestResult, ScheduledRequest, StepPlan
 from forerun.sampling.method import choose_method
 
-# The verifiers as the budget's estimator knows them.
-_VERIFIERS = {"greedy": 0, "standard": 1, "coupled": 2}
+# The verifiers as the budget's estimator numbers them.
+_VERIFIERS = {name: number for number, name in enumerate(VERIFIERS)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,28 +13,27 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from forerun.budget.confidence.calibration import CalibrationSnapshot
+from forerun.budget.controller import ACTIVE
 from forerun.engine.messages import StepStats
 
-ACTIVE = "active"
-
-_COUNTERS: dict[str, tuple[str, str, Callable[[StepStats], float]]] = {
-    "predicted": (
+_COUNTERS: tuple[tuple[str, str, Callable[[StepStats], float]], ...] = (
+    (
         "forerun:predicted_step_seconds",
         "What the cost model expected of all steps; compare with forerun:step_seconds_sum.",
         lambda stats: stats.predicted_step_s,
     ),
-    "draft": ("forerun:draft_seconds", "Drafting, within steps.", lambda stats: stats.draft_s),
-    "drafting": (
+    ("forerun:draft_seconds", "Drafting, within steps.", lambda stats: stats.draft_s),
+    (
         "forerun:drafting_requests",
         "Requests asked to draft, summed over steps.",
         lambda stats: stats.num_drafting,
     ),
-    "probes": (
+    (
         "forerun:probes",
         "Requests that drafted to find out whether drafting pays again.",
         lambda stats: stats.num_probes,
     ),
-}
+)
 
 
 class BudgetMetrics:
@@ -45,7 +44,7 @@ class BudgetMetrics:
         names = list(labels)
         self._counters = [
             (Counter(name, text, names, registry=registry).labels(**labels), read)
-            for name, text, read in _COUNTERS.values()
+            for name, text, read in _COUNTERS
         ]
         self._active = Gauge(
             "forerun:adaptive_active",

@@ -77,7 +77,6 @@ def draw_inputs(rng: np.random.Generator, *, has_prompt: bool) -> tuple[BudgetIn
         num_draft_tokens=lengths,
         num_decoding=num_requests + int(rng.integers(0, 3)) * has_prompt,
         max_verified=room,
-        survival=survival,
         planning_survival=survival,
         costs=costs,
     )
