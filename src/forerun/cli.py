@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 import forerun
-from forerun.commands import bench, doctor, generate, profile, serve
+from forerun.commands import bench, doctor, generate, profile, serve, train
 from forerun.commands.flags import Parser, check_unknown
 from forerun.errors import ConfigError, RequestError
 
@@ -43,6 +43,7 @@ def _run(argv: list[str]) -> int:
         "generate": generate.add_parser(subparsers),
         "profile": profile.add_parser(subparsers),
         "bench": bench.add_parser(subparsers),
+        "train": train.add_parser(subparsers),
         "doctor": doctor.add_parser(subparsers),
     }
     args, extras = parser.parse_known_args(argv)

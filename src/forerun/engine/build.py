@@ -27,6 +27,7 @@ from forerun.engine.resolve import Resolved, resolve
 from forerun.engine.runner import ModelRunner, count_logits_rows
 from forerun.engine.scheduler import Scheduler, SchedulerLimits
 from forerun.errors import ConfigError
+from forerun.hidden_states import HiddenStateSink
 from forerun.logs import get_logger
 from forerun.models.base import TargetModel
 from forerun.models.decoder import DecoderModel
@@ -68,7 +69,12 @@ class EngineParts:
     is_invariant: bool
 
 
-def load_parts(config: EngineConfig, *, progress: Progress | None = None) -> EngineParts:
+def load_parts(
+    config: EngineConfig,
+    *,
+    progress: Progress | None = None,
+    sink: HiddenStateSink | None = None,
+) -> EngineParts:
     """Load the model and build its runner; raises ConfigError."""
     path = resolve_model_path(config.model.model)
     spec = read_model_spec(path)
@@ -112,6 +118,7 @@ def load_parts(config: EngineConfig, *, progress: Progress | None = None) -> Eng
         kv_store=kv_store,
         backend=backend,
         device=resolved.device,
+        sink=sink,
     )
     return EngineParts(
         path=path,
@@ -125,13 +132,16 @@ def load_parts(config: EngineConfig, *, progress: Progress | None = None) -> Eng
 
 
 def build_engine(
-    config: EngineConfig, *, progress: Progress | None = None
+    config: EngineConfig,
+    *,
+    progress: Progress | None = None,
+    sink: HiddenStateSink | None = None,
 ) -> tuple[Engine, Tokenizer, dict[str, Any]]:
     """Load the model and return (engine, tokenizer, info); raises ConfigError.
 
-    `progress(stage, done, total)` is called while it starts.
+    `progress(stage, done, total)` is called while it starts; `sink` gets all hidden states.
     """
-    parts = load_parts(config, progress=progress)
+    parts = load_parts(config, progress=progress, sink=sink)
     profile = None
     if config.speculative.enable_adaptive_verification:
         profile = find_costs(config, parts, progress=progress)

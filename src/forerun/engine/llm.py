@@ -23,6 +23,7 @@ from forerun.core import (
 from forerun.engine.admission import check_request
 from forerun.engine.build import build_engine
 from forerun.engine.messages import NewRequest, StepStats
+from forerun.hidden_states import HiddenStateSink
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -48,13 +49,15 @@ class Completion:
     choices: list[Choice]
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
+    request_id: str = ""
 
 
 class LLM:
     """A model and its engine in this process. Not thread-safe; one call at a time.
 
     Takes the options of `forerun serve` by name (`dtype`, `kv_cache_memory`, `max_num_seqs`,
-    `speculative_config`, ...). Raises ConfigError for what cannot be served.
+    `speculative_config`, ...). A `hidden_state_sink` gets what every step computes. Raises
+    ConfigError for what cannot be served.
     """
 
     def __init__(
@@ -62,10 +65,13 @@ class LLM:
         model: str = DEFAULT_MODEL,
         *,
         progress: Callable[[str, int, int], None] | None = None,
+        hidden_state_sink: HiddenStateSink | None = None,
         **options: Any,
     ) -> None:
         config = EngineConfig.from_options(model=model, **options)
-        self.engine, self.tokenizer, self.info = build_engine(config, progress=progress)
+        self.engine, self.tokenizer, self.info = build_engine(
+            config, progress=progress, sink=hidden_state_sink
+        )
         self.step_stats: list[StepStats] = []  # of the last run
         self._ids = itertools.count()
 
@@ -159,7 +165,7 @@ class LLM:
                     token_ids, wanted = queue.pop()
                     request_id = self._submit(token_ids, wanted)
                     choices = [Choice() for _ in range(wanted.n)]
-                    completions[request_id] = Completion(token_ids, choices)
+                    completions[request_id] = Completion(token_ids, choices, request_id=request_id)
                 for output in self._step():
                     _collect(completions[output.request_id], output)
         except BaseException:

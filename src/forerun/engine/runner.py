@@ -19,6 +19,8 @@ from forerun.cache.kv_store import KVStore
 from forerun.core import TokenLogprobs
 from forerun.drafters.base import Drafter, DrafterCache
 from forerun.engine.batch import StepBatch, build_batch, select_logits_rows
+from forerun.errors import ConfigError
+from forerun.hidden_states import ComputedRows, HiddenStateSink
 from forerun.models.base import ModelOutput, TargetModel
 from forerun.plan import (
     DraftRequest,
@@ -48,6 +50,7 @@ class ModelRunner:
         kv_store: KVStore,
         backend: AttentionBackend,
         device: torch.device,
+        sink: HiddenStateSink | None = None,
     ) -> None:
         self._model = model
         self._drafter = drafter
@@ -55,6 +58,8 @@ class ModelRunner:
         self._kv_store = kv_store
         self._backend = backend
         self._device = device
+        self._sink = sink
+        self._target_layer_ids = _choose_taps(drafter, sink)
         self._max_logits_rows = count_logits_rows(model.spec.vocab_size)
         self._draft_probs: dict[str, tuple[int, Tensor]] = {}
         drafter.bind(model, DrafterCache(kv_store=kv_store, backend=backend, device=device))
@@ -66,6 +71,7 @@ class ModelRunner:
         batch = build_batch(plan, kv_block_size=self._kv_store.kv_block_size)
         output = self._forward(batch, _join(rows, self._max_logits_rows))
         hidden_states = output.hidden_states
+        self._record(plan, output)
         results = [RequestResult(request_id=r.request_id) for r in plan.requests]
         for chunk in _split_by_rows(rows, self._max_logits_rows):
             requests = [plan.requests[index] for index in chunk]
@@ -122,11 +128,28 @@ class ModelRunner:
         attention = AttentionContext(
             backend=self._backend, kv_store=self._kv_store, metadata=metadata
         )
-        taps = self._drafter.capabilities.target_layer_ids
+        taps = self._target_layer_ids
         output = self._model.forward(token_ids, positions, attention, taps, logits_rows)
-        if output.aux_hidden_states is not None:
+        if self._drafter.capabilities.target_layer_ids:
+            assert output.aux_hidden_states is not None, "a tapped model returns its taps"
             self._drafter.ingest(output.aux_hidden_states, token_ids, positions, attention)
         return output
+
+    def _record(self, plan: StepPlan, output: ModelOutput) -> None:
+        """Give the step's hidden states to whoever records them."""
+        if self._sink is None:
+            return
+        computed, start = [], 0
+        for request in plan.requests:
+            rows = range(start, start + request.num_rows)
+            start = rows.stop
+            computed.append(
+                ComputedRows(
+                    request_id=request.request_id, position=request.num_computed_tokens, rows=rows
+                )
+            )
+        assert output.aux_hidden_states is not None, "a tapped model returns its taps"
+        self._sink.take(computed, output.aux_hidden_states, output.hidden_states)
 
     def _find_draft_probs(self, request: ScheduledRequest) -> Tensor | None:
         """Return the q of the admitted drafts, or None when they are deterministic."""
@@ -166,6 +189,19 @@ class ModelRunner:
 
     def _to_device(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self._device)
+
+
+def _choose_taps(drafter: Drafter, sink: HiddenStateSink | None) -> tuple[int, ...]:
+    """Return the layers to tap: the drafter's, or those that are recorded."""
+    taps = drafter.capabilities.target_layer_ids
+    if sink is None:
+        return taps
+    if taps:
+        raise ConfigError(
+            "hidden states cannot be recorded while a drafter taps the target; use "
+            '{"method": "none"}.'
+        )
+    return sink.target_layer_ids
 
 
 def count_logits_rows(vocab_size: int) -> int:

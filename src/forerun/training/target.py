@@ -1,0 +1,71 @@
+"""What training needs of a target beside its answers: where to tap it, its tables.
+
+Shapes: V vocabulary, d hidden_size, A rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the name everybody uses)
+from torch import Tensor
+
+from forerun.errors import ConfigError
+from forerun.models.loader import load_model
+
+DEFAULT_NUM_TAPS = 5
+_LSE_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTables:
+    """Embedding and head of a target, [V, d] each, dequantised; one tensor if they are tied."""
+
+    embed: Tensor
+    head: Tensor
+
+
+def spread_taps(num_layers: int, num_taps: int = DEFAULT_NUM_TAPS) -> tuple[int, ...]:
+    """Return layers to tap, evenly from the second to the third last (DFlash's rule)."""
+    first, last = 1, num_layers - 3
+    if last < first or num_taps < 1:
+        raise ConfigError(
+            f"a target of {num_layers} layers cannot be tapped {num_taps} times between layers 1 "
+            f"and {last}; choose layers with --target-layer-ids."
+        )
+    gaps = max(1, num_taps - 1)
+    spread = [first + (last - first) * i / gaps for i in range(num_taps)]
+    return tuple(sorted({int(layer + 0.5) for layer in spread}))
+
+
+def check_taps(target_layer_ids: tuple[int, ...], num_layers: int) -> None:
+    """Raise ConfigError for layers that a target of so many layers does not have."""
+    wrong = [layer for layer in target_layer_ids if not -1 <= layer <= num_layers - 2]
+    ascending = sorted(set(target_layer_ids)) == list(target_layer_ids)
+    if wrong or not ascending or not target_layer_ids:
+        raise ConfigError(
+            f"--target-layer-ids {list(target_layer_ids)} must be ascending layers of -1 "
+            f"(embeddings) to {num_layers - 2} of this target."
+        )
+
+
+def load_tables(path: Path, dtype: torch.dtype = torch.bfloat16) -> TargetTables:
+    """Return the tables of a model folder or GGUF file; raises ConfigError."""
+    model = load_model(path, dtype=dtype, pack=False)
+    embed, head = model.embed.table.plain_weight.data, model.head.table.plain_weight.data
+    return TargetTables(embed.clone(), head.clone() if head is not embed else embed)
+
+
+def compute_lse(hidden: Tensor, head: Tensor) -> Tensor:
+    """Return logsumexp of the logits of final-normed rows [A, d], float32 [A].
+
+    Computed exactly as training computes the target's probabilities from the same rows, so that
+    these sum to 1 there.
+    """
+    pieces = [
+        F.linear(rows.to(head.dtype), head).float().logsumexp(dim=-1)
+        for rows in hidden.split(_LSE_ROWS)
+    ]
+    return torch.cat(pieces) if pieces else torch.empty(0)
