@@ -20,6 +20,7 @@ from forerun.engine.llm import LLM, Completion
 from forerun.errors import ConfigError
 from forerun.logs import get_logger
 from forerun.models.loader import read_model_spec
+from forerun.training.products import widen
 from forerun.training.recorder import HiddenStateRecorder
 from forerun.training.shards import (
     Manifest,
@@ -31,7 +32,7 @@ from forerun.training.shards import (
     write_manifest,
     write_shard,
 )
-from forerun.training.target import TargetTables, check_taps, compute_lse, load_tables, spread_taps
+from forerun.training.target import check_taps, compute_lse, load_tables, spread_taps
 
 logger = get_logger(__name__)
 
@@ -101,7 +102,7 @@ class Generation:
         self._todo = [row for row in prompts if row["id"] not in done]
         self.progress = GenerationProgress(len(prompts), len(prompts) - len(self._todo))
         self.needed_bytes = self._estimate_bytes(manifest)
-        self._tables: TargetTables = load_tables(path)
+        self._widened_head = widen(load_tables(path).head)
 
     def check_disk(self, limit: int | None) -> None:
         """Refuse what would not fit: the free space, or a limit given in bytes."""
@@ -175,7 +176,7 @@ class Generation:
             prompt_len=len(prompt),
             features=features,
             hidden=hidden,
-            target_lse=compute_lse(hidden, self._tables.head),
+            target_lse=compute_lse(hidden, self._widened_head, token_ids[len(prompt) :]),
         )
 
     def _count_rows(self, num_rows: int) -> None:

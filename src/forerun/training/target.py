@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (the name everybody uses)
 from torch import Tensor
 
 from forerun.errors import ConfigError
 from forerun.models.loader import load_model
+from forerun.training.products import multiply_chosen, multiply_shifted
 
 DEFAULT_NUM_TAPS = 5
 _LSE_ROWS = 512
@@ -58,14 +58,14 @@ def load_tables(path: Path, dtype: torch.dtype = torch.bfloat16) -> TargetTables
     return TargetTables(embed.clone(), head.clone() if head is not embed else embed)
 
 
-def compute_lse(hidden: Tensor, head: Tensor) -> Tensor:
+def compute_lse(hidden: Tensor, widened_head: Tensor, token_ids: Tensor) -> Tensor:
     """Return logsumexp of the logits of final-normed rows [A, d], float32 [A].
 
-    Computed exactly as training computes the target's probabilities from the same rows, so that
-    these sum to 1 there.
+    Computed as training computes the target's probabilities from the same rows, so that these sum
+    to 1 there. The head is one of `widen`; `token_ids` [A] are likely tokens of the rows.
     """
-    pieces = [
-        F.linear(rows.to(head.dtype), head).float().logsumexp(dim=-1)
-        for rows in hidden.split(_LSE_ROWS)
-    ]
-    return torch.cat(pieces) if pieces else torch.empty(0)
+    rows = hidden.to(widened_head.dtype)
+    shift = multiply_chosen(rows, widened_head[:, :-2], token_ids)
+    parts = zip(rows.split(_LSE_ROWS), shift.split(_LSE_ROWS), strict=True)
+    pieces = [multiply_shifted(r, widened_head, s).float().logsumexp(dim=-1) for r, s in parts]
+    return shift + torch.cat(pieces) if pieces else torch.empty(0)
