@@ -48,7 +48,7 @@ class MarkovHead(nn.Module):
         hidden: Tensor,  # [A, g, d]
     ) -> Tensor:
         """Return the biases [A, g, Vd] of whole blocks whose tokens are known."""
-        return self.markov_w2(self._mix_block(self.embed(previous_ids), hidden))
+        return self.markov_w2(self.mix_block(self.embed(previous_ids), hidden))
 
     def _mix(
         self, embedding: Tensor, hidden: Tensor, state: Tensor | None
@@ -56,7 +56,8 @@ class MarkovHead(nn.Module):
         """Return what W2 is given, [..., r], and the next state."""
         return embedding, None
 
-    def _mix_block(self, embedding: Tensor, hidden: Tensor) -> Tensor:
+    def mix_block(self, embedding: Tensor, hidden: Tensor) -> Tensor:
+        """Return what W2 is given for whole blocks, [A, g, r], from their embeddings."""
         return self._mix(embedding, hidden, None)[0]
 
 
@@ -96,7 +97,8 @@ class RecurrentMarkovHead(MarkovHead):
         kept = update.sigmoid()
         return output.tanh(), kept * state + (1 - kept) * candidate.tanh()
 
-    def _mix_block(self, embedding: Tensor, hidden: Tensor) -> Tensor:
+    def mix_block(self, embedding: Tensor, hidden: Tensor) -> Tensor:
+        """Carry the state along the block."""
         state = self.start(len(embedding))
         mixed = []
         for slot in range(embedding.shape[1]):

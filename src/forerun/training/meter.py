@@ -1,0 +1,88 @@
+"""What a stretch of training or an evaluation showed, as sums until it is reported.
+
+`acceptance` is the mean of sum min(p, q) per position, on the target's own text: the chance that a
+sampled draft is accepted at temperature 1. `acceptance_length` is 1 + the expected number of accepted
+drafts, over blocks whose labels all exist.
+Shapes: A blocks, g positions, R = A g rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.training.loss import RowLabels, RowLosses
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """Averages over the batches a meter saw."""
+
+    loss: float
+    hard: float
+    soft: float
+    l1: float
+    confidence: float
+    acceptance: tuple[float, ...]  # [g]
+    greedy_match: tuple[float, ...]  # [g]
+    acceptance_length: float
+    num_blocks: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON takes it, rounded to what means something."""
+        return {
+            name: [round(v, 4) for v in value] if isinstance(value, tuple) else round(value, 4)
+            for name, value in asdict(self).items()
+        }
+
+
+class Meter:
+    """Adds up batches; the sums are on the device, so that adding does not wait for it."""
+
+    def __init__(self, block_size: int, device: torch.device) -> None:
+        self._block_size = block_size
+        self._terms = torch.zeros(5, device=device)  # loss and terms, one per batch
+        self._positions = torch.zeros(3, block_size, device=device)  # counted, accepted, matched
+        self._blocks = torch.zeros(3, device=device)  # all, whole ones, tokens whole ones give
+        self._num_batches = 0
+
+    def add(self, loss: Tensor, confidence: Tensor, losses: RowLosses, labels: RowLabels) -> None:
+        """Add one batch's total loss, its confidence loss and its rows."""
+        weights, inside = labels.weights, labels.draft_ids >= 0
+        hard_weights = weights * inside
+        rows = zip(
+            (losses.hard, losses.soft, losses.l1), (hard_weights, weights, weights), strict=True
+        )
+        means = [(row * weight).sum() / weight.sum().clamp_min(1e-6) for row, weight in rows]
+        self._terms += torch.stack([loss.detach(), *means, confidence.detach()])
+        mask = (weights > 0).view(-1, self._block_size)
+        acceptance = losses.acceptance.view_as(mask) * mask
+        matched = losses.greedy_match.view_as(mask) & mask
+        self._positions += torch.stack([mask.sum(0), acceptance.sum(0), matched.sum(0)])
+        whole = mask.all(1)
+        lengths = 1 + acceptance.cumprod(1).sum(1)
+        num_blocks = torch.full_like(whole, True).sum()
+        self._blocks += torch.stack([num_blocks, whole.sum(), (lengths * whole).sum()])
+        self._num_batches += 1
+
+    def measure(self) -> Measurement:
+        """Return the averages; there must have been a batch."""
+        assert self._num_batches, "nothing was measured"
+        loss, hard, soft, l1, confidence = (self._terms / self._num_batches).tolist()
+        counted, accepted, matched = self._positions
+        counted = counted.clamp_min(1)
+        num_blocks, num_whole, lengths = self._blocks.tolist()
+        return Measurement(
+            loss=loss,
+            hard=hard,
+            soft=soft,
+            l1=l1,
+            confidence=confidence,
+            acceptance=tuple((accepted / counted).tolist()),
+            greedy_match=tuple((matched / counted).tolist()),
+            acceptance_length=lengths / num_whole if num_whole else 1.0,
+            num_blocks=int(num_blocks),
+        )
