@@ -66,6 +66,6 @@ def compute_lse(hidden: Tensor, head: Tensor) -> Tensor:
     """
     pieces = [
         F.linear(rows.to(head.dtype), head).float().logsumexp(dim=-1)
-        for rows in hidden.split(_LSE_ROWS)
+        for rows in torch.split(hidden, _LSE_ROWS)
     ]
     return torch.cat(pieces) if pieces else torch.empty(0)
