@@ -11,7 +11,16 @@ import sys
 from collections.abc import Sequence
 
 import forerun
-from forerun.commands import bench, doctor, generate, profile, serve, train
+from forerun.commands import (
+    bench,
+    calibrate,
+    doctor,
+    evaluate,
+    generate,
+    profile,
+    serve,
+    train,
+)
 from forerun.commands.flags import Parser, check_unknown
 from forerun.errors import ConfigError, RequestError
 
@@ -44,6 +53,8 @@ def _run(argv: list[str]) -> int:
         "profile": profile.add_parser(subparsers),
         "bench": bench.add_parser(subparsers),
         "train": train.add_parser(subparsers),
+        "calibrate": calibrate.add_parser(subparsers),
+        "evaluate": evaluate.add_parser(subparsers),
         "doctor": doctor.add_parser(subparsers),
     }
     args, extras = parser.parse_known_args(argv)

@@ -19,7 +19,7 @@ from forerun.engine.scheduler import Scheduler
 from forerun.engine.trace import StepTrace, begin_trace
 from forerun.errors import RequestError
 from forerun.logs import get_logger
-from forerun.plan import RequestResult, Runner, ScheduledRequest, StepPlan
+from forerun.plan import RequestDraft, RequestResult, Runner, ScheduledRequest, StepPlan
 from forerun.tokenization import Tokenizer
 
 logger = get_logger(__name__)
@@ -48,6 +48,7 @@ class Engine:
         self._eos_token_ids = eos_token_ids
         self._now_s = now_s
         self.on_trace: Callable[[StepTrace], None] | None = None
+        self._traced_drafts: dict[str, RequestDraft] = {}
         self._children: dict[str, list[Request]] = {}
         self._pending_outputs: list[RequestOutput] = []
 
@@ -93,7 +94,9 @@ class Engine:
         stats = StepStats()
         before = self._count_scheduler_events()
         plan = self.scheduler.schedule()
-        trace = begin_trace(self.scheduler, plan) if self.on_trace is not None else None
+        trace = None
+        if self.on_trace is not None:
+            trace = begin_trace(self.scheduler, plan, self._traced_drafts)
         runner_s = self._now_s()
         results, error = self._execute(plan)
         runner_s = self._now_s() - runner_s
@@ -206,6 +209,8 @@ class Engine:
             return self._now_s() - started_s
         elapsed_s = self._now_s() - started_s
         self.scheduler.set_drafts(drafts)
+        if self.on_trace is not None:
+            self._traced_drafts = {draft.request_id: draft for draft in drafts}
         for draft in drafts:
             stats.num_draft_tokens += len(draft.token_ids)
             request = self.scheduler.requests[draft.request_id]

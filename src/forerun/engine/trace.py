@@ -5,22 +5,26 @@ For people (`forerun generate --explain`), not for metrics: it is only put toget
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from forerun.engine.messages import StepStats
 from forerun.engine.scheduler import Scheduler
-from forerun.plan import RequestResult, StepPlan
+from forerun.plan import RequestDraft, RequestResult, StepPlan
 
 
 @dataclass(slots=True, kw_only=True)
 class RequestTrace:
-    """The drafts of one request; survival is empty for policies that do not ask for it."""
+    """The drafts of one request; survival is empty for policies that do not ask for it.
+
+    `confidence` is what the drafter said, before any correction; empty for one without a head.
+    """
 
     request_id: str
     draft_token_ids: list[int]
     survival: list[float]
     num_admitted: int
+    confidence: list[float] = field(default_factory=list)
     num_accepted: int = 0
     emitted_token_ids: list[int] = field(default_factory=list)
 
@@ -48,8 +52,13 @@ class StepTrace:
         self.state = stats.budget_state
 
 
-def begin_trace(scheduler: Scheduler, plan: StepPlan) -> StepTrace:
-    """Return what is known before the step runs; drafting overwrites it."""
+def begin_trace(
+    scheduler: Scheduler, plan: StepPlan, drafts: Mapping[str, RequestDraft]
+) -> StepTrace:
+    """Return what is known before the step runs; drafting overwrites it.
+
+    `drafts` are the latest proposals, by request.
+    """
     requests = []
     for scheduled in plan.requests:
         request = scheduler.requests[scheduled.request_id]
@@ -62,7 +71,12 @@ def begin_trace(scheduler: Scheduler, plan: StepPlan) -> StepTrace:
                 request_id=scheduled.request_id,
                 draft_token_ids=list(request.draft_token_ids),
                 survival=survival,
+                confidence=_find_confidence(drafts.get(scheduled.request_id)),
                 num_admitted=len(scheduled.draft_token_ids),
             )
         )
     return StepTrace(step=plan.step, num_rows=plan.num_rows, requests=requests)
+
+
+def _find_confidence(draft: RequestDraft | None) -> list[float]:
+    return [] if draft is None or draft.confidence is None else draft.confidence

@@ -1,7 +1,7 @@
 """Which positions of an answer start a training block, and what its slots are held against.
 
-An anchor is a committed answer token whose own features the block cannot see; its block predicts the
-tokens after it. Labels end with the sequence, and nothing after the first missing one counts.
+An anchor is a committed answer token whose own features the block cannot see; its block predicts
+the tokens after it. Labels end with the sequence.
 Shapes: L tokens of a sequence, A anchors, g slots of a block.
 """
 
@@ -23,10 +23,8 @@ class Blocks:
     mask: Tensor  # [A, g] bool: the label exists
 
 
-def sample_anchors(
-    prompt_len: int, length: int, count: int, generator: torch.Generator
-) -> Tensor:
-    """Return up to `count` of the positions prompt_len .. length - 2, without repetition, rising."""
+def sample_anchors(prompt_len: int, length: int, count: int, generator: torch.Generator) -> Tensor:
+    """Return up to `count` of the positions prompt_len .. length - 2, rising."""
     available = max(0, length - 1 - prompt_len)
     chosen = torch.randperm(available, generator=generator)[:count]
     return prompt_len + chosen.sort().values

@@ -85,7 +85,9 @@ class Dataset:
         chooser.shuffle(shards)
         order: list[_Place] = []
         for first in range(0, len(shards), self._shuffle_shards):
-            group = [place for shard in shards[first : first + self._shuffle_shards] for place in shard]
+            group = [
+                place for shard in shards[first : first + self._shuffle_shards] for place in shard
+            ]
             chooser.shuffle(group)
             order += group
         return order

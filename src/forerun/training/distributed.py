@@ -41,3 +41,9 @@ class Processes:
         """End the group."""
         if self.size > 1:
             dist.destroy_process_group()
+
+    def choose_device(self, device: torch.device) -> torch.device:
+        """Return this process's own device of a kind of which there may be several."""
+        if self.size == 1 or device.type != "cuda":
+            return device
+        return torch.device("cuda", self.rank % torch.cuda.device_count())

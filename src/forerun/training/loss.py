@@ -2,8 +2,8 @@
 
 Per row, with q the draft's and p the target's distribution at temperature 1 (paper section 3.3):
 hard CE -log q(label); soft CE -sum p' log q, p' = p renormalised over the draft vocabulary;
-L1 sum |q - p| + p's mass outside the draft vocabulary. 1 - L1 / 2 = sum min(p, q) is the chance that
-the target accepts the draft. Gradients by the logits: q - onehot; q - p'; q (s - sum q s) with
+L1 sum |q - p| + p's mass outside the draft vocabulary. 1 - L1 / 2 = sum min(p, q) is the chance
+that the target accepts the draft. Gradients by the logits: q - onehot; q - p'; q (s - sum q s) with
 s = sign(q - p). So one pass over chunks of rows computes loss and gradients, and nothing of the
 size [rows, vocabulary] outlives its chunk.
 Shapes: R rows, d hidden_size, r Markov rank, Vd draft vocabulary, n rows of a chunk.

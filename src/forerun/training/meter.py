@@ -1,8 +1,8 @@
 """What a stretch of training or an evaluation showed, as sums until it is reported.
 
 `acceptance` is the mean of sum min(p, q) per position, on the target's own text: the chance that a
-sampled draft is accepted at temperature 1. `acceptance_length` is 1 + the expected number of accepted
-drafts, over blocks whose labels all exist.
+sampled draft is accepted at temperature 1. `acceptance_length` is 1 + the expected number of
+accepted drafts, over blocks whose labels all exist.
 Shapes: A blocks, g positions, R = A g rows.
 """
 

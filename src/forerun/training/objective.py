@@ -50,23 +50,25 @@ class Objective:
         dtype: torch.dtype,
         loss_decay: float,
         max_bytes: int,
-        processes: Processes,
     ) -> None:
         self._network = network
         self._dtype = dtype
         self._loss_decay = loss_decay
         self._max_bytes = max_bytes
-        self._processes = processes
         self._head = network.lm_head.weight.detach().to(dtype)
         self._draft_ids = network.d2t.new_full((network.config.vocab_size,), -1)
         self._draft_ids[network.d2t] = torch.arange(len(network.d2t), device=network.d2t.device)
 
-    def compute(self, batch: TrainBatch, terms: LossWeights) -> BatchLoss:
-        """Return the loss of a batch; its sums run over the batches of all processes."""
+    def compute(
+        self, batch: TrainBatch, terms: LossWeights, processes: Processes | None = None
+    ) -> BatchLoss:
+        """Return the loss of a batch, divided by what the batches of all processes weigh."""
         rows, confidence_logits = self._run_network(batch)
         weights = compute_position_weights(batch.mask, self._loss_decay).view(-1)
         labels = RowLabels(self._draft_ids[batch.labels.view(-1)], weights)
-        totals = self._processes.add_up(labels.compute_totals())
+        totals = labels.compute_totals()
+        if processes is not None:
+            totals = processes.add_up(totals)
         teacher = Teacher(self._head, batch.hidden, batch.log_normaliser)
         total, losses = compute_distillation_loss(
             rows, teacher, labels, terms=terms, totals=totals, max_bytes=self._max_bytes

@@ -90,8 +90,8 @@ class Optimiser:
         """Go on from a packed state; raises ConfigError where it is another network's."""
         if tensors["values"].shape != self.values.shape:
             raise ConfigError(
-                f"the checkpoint holds {len(tensors['values'])} trainable numbers, this network has "
-                f"{len(self.values)}; give the settings it was trained with."
+                f"the checkpoint holds {len(tensors['values'])} trainable numbers, this network "
+                f"has {len(self.values)}; give the settings it was trained with."
             )
         self.values.copy_(tensors["values"])
         if self._average is not None:

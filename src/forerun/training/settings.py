@@ -1,7 +1,7 @@
 """TrainSettings: everything `forerun train run` can be told, and the recipes that name some of it.
 
-No torch here. What shapes the network must stay the same when a run is resumed; the rest may change,
-which is how a run is prolonged.
+No torch here. What shapes the network must stay the same when a run is resumed; the rest may
+change, which is how a run is prolonged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class TrainSettings:
 
     num_layers: int = option(2, "layers of the drafter")
     block_size: int = option(7, "drafts one block gives")
-    draft_vocab_size: int = option(8192, "tokens that can be drafted: the most frequent in the data")
+    draft_vocab_size: int = option(
+        8192, "tokens that can be drafted: the most frequent in the data"
+    )
     mask_token_id: int | None = option(
         None, "token of the open slots (default: the first that no answer contains)"
     )

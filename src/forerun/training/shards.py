@@ -22,6 +22,7 @@ from forerun.errors import ConfigError
 
 VERSION = 1
 MANIFEST = "dataset.json"
+_open: Any = safe_open
 # What a sequence stores beside its tokens is bfloat16.
 _FLOAT_BYTES = 2
 
@@ -120,7 +121,7 @@ class Shard:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._file: Any = safe_open(path, "pt")  # type: ignore[no-untyped-call]
+            self._file: Any = _open(path, "pt")
             metadata = self._file.metadata() or {}
             self.prompt_ids: list[str] = json.loads(metadata["ids"])
             self.temperatures: list[float] = json.loads(metadata["temperatures"])

@@ -66,6 +66,6 @@ def compute_lse(hidden: Tensor, widened_head: Tensor, token_ids: Tensor) -> Tens
     """
     rows = hidden.to(widened_head.dtype)
     shift = multiply_chosen(rows, widened_head[:, :-2], token_ids)
-    parts = zip(rows.split(_LSE_ROWS), shift.split(_LSE_ROWS), strict=True)
+    parts = zip(torch.split(rows, _LSE_ROWS), torch.split(shift, _LSE_ROWS), strict=True)
     pieces = [multiply_shifted(r, widened_head, s).float().logsumexp(dim=-1) for r, s in parts]
     return shift + torch.cat(pieces) if pieces else torch.empty(0)

@@ -80,7 +80,6 @@ class Trainer:
             dtype=dtype,
             loss_decay=settings.loss_decay,
             max_bytes=settings.loss_memory_mb << 20,
-            processes=self._processes,
         )
         self._train_s = 0.0
         self._wants_stop = False
@@ -128,17 +127,10 @@ class Trainer:
         meter = Meter(self._settings.block_size, self._device)
         terms = compute_loss_weights(self.num_done, self._settings)
         generator = torch.Generator().manual_seed(_EVALUATION_SEED)
-        alone = Objective(
-            self._network,
-            dtype=self._objective.dtype,
-            loss_decay=self._settings.loss_decay,
-            max_bytes=self._settings.loss_memory_mb << 20,
-            processes=Processes(),
-        )
         with torch.no_grad(), self._optimiser.averaged():
             for place in places:
                 batch = self._build_batch([self._dataset.read(place)], generator)
-                loss = alone.compute(batch, terms)
+                loss = self._objective.compute(batch, terms)
                 meter.add(loss.total, loss.confidence, loss.rows, loss.labels)
         measured = meter.measure()
         self._send_report("heldout", measured, 0.0)
@@ -177,7 +169,8 @@ class Trainer:
         settings, optimiser = self._settings, self._optimiser
         batch = self._draw_batch()
         optimiser.zero_gradient()
-        loss = self._objective.compute(batch, compute_loss_weights(self.num_done, settings))
+        terms = compute_loss_weights(self.num_done, settings)
+        loss = self._objective.compute(batch, terms, self._processes)
         loss.total.backward()
         self._processes.add_up(optimiser.gradient)
         total = self._processes.add_up(loss.total.detach().clone())

@@ -161,7 +161,7 @@ def test_totals_of_all_processes_make_parts_add_up_to_the_whole() -> None:
 
 
 def test_bfloat16_products_keep_likely_tokens_exact() -> None:
-    """Logits near 20 would be rounded to steps of 0.125; the shift keeps p within half a percent."""
+    """Rounded logits near 20 would make p wrong by up to 6 %; shifted ones keep it to 0.4 %."""
     exact, rounded = Case(torch.float64), Case(torch.float64)
     for case in (exact, rounded):
         case.teacher.hidden *= 20

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from forerun.commands.flags import Parser
-from forerun.commands.train import generate
+from forerun.commands.train import generate, run
 
 __all__ = ["add_parser"]
 
@@ -18,4 +18,5 @@ def add_parser(subparsers: Any) -> Parser:
     parser: Parser = subparsers.add_parser("train", help="train a drafter for a target")
     stages = parser.add_subparsers(dest="stage", required=True, metavar="STAGE")
     generate.add_parser(stages)
+    run.add_parser(stages)
     return parser

@@ -1,0 +1,1 @@
+"""How good a drafter is on real answers, and temperatures that make its confidences true."""
