@@ -67,7 +67,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint; raises ConfigError where it is not a complete one."""
     try:
-        with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(path, "pt") as file:
             facts = json.loads((file.metadata() or {})["training"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return Checkpoint(

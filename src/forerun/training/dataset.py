@@ -100,5 +100,6 @@ def is_held_out(prompt_id: str, frac: float) -> bool:
 
 
 def _has_block(shard: Shard, index: int) -> bool:
-    length = shard.sequence_starts[index + 1] - shard.sequence_starts[index]
-    return length - shard.prompt_lens[index] >= _MIN_ANSWER_TOKENS
+    length: int = shard.sequence_starts[index + 1] - shard.sequence_starts[index]
+    prompt_len: int = shard.prompt_lens[index]
+    return length - prompt_len >= _MIN_ANSWER_TOKENS

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from forerun.drafters.dspark.config import DSparkConfig
-from forerun.drafters.dspark.network import DSparkNetwork
+from forerun.drafters.dspark.network import BlockAttention, DSparkNetwork
 from forerun.errors import ConfigError
 from forerun.models.decoder import DecoderModel
 from forerun.models.loader import load_model, read_model_spec
@@ -189,7 +190,7 @@ def copy_target_layers(network: DSparkNetwork, model: DecoderModel, features: Te
 def _fit_head_norms(network: DSparkNetwork, context: Tensor) -> None:
     """Give head norms the root mean square of the heads that copied projections make of data."""
     for layer in network.layers:
-        attention = layer.self_attn
+        attention = cast("BlockAttention", layer.self_attn)
         for norm, proj in (
             (attention.q_norm, attention.q_proj),
             (attention.k_norm, attention.k_proj),

@@ -74,13 +74,17 @@ class RowLabels:
 
 @dataclass(slots=True)
 class RowLosses:
-    """Per-row values, detached; `acceptance` is sum min(p, q)."""
+    """Per-row values, detached; `acceptance` is sum min(p, q).
+
+    `greedy_match` says whether the likeliest draft is the target's likeliest token of the draft
+    vocabulary; known only where no gradients are wanted.
+    """
 
     hard: Tensor  # [R]
     soft: Tensor  # [R]
     l1: Tensor  # [R]
     acceptance: Tensor  # [R]
-    greedy_match: Tensor  # [R] bool: likeliest draft == likeliest token of the target
+    greedy_match: Tensor | None  # [R] bool
 
 
 @dataclass(slots=True)
@@ -112,9 +116,11 @@ def compute_distillation_loss(
     by_hard, by_all = labels.weights / totals.clamp_min(_MIN_WEIGHT)[:, None]
     by_hard = torch.where(labels.draft_ids >= 0, by_hard, 0.0)
     scales = torch.stack([terms.hard * by_hard, terms.soft * by_all, terms.l1 * by_all])
-    losses = _empty_losses(len(rows.hidden), scales)
+    # Inside the function autograd is off, and its inputs do not say whether it was on.
+    losses = _empty_losses(len(rows.hidden), scales, is_training=torch.is_grad_enabled())
     plan = _Plan(teacher, labels, scales, terms, chunk_rows, losses)
-    loss = _Distillation.apply(rows.hidden, rows.markov, rows.markov_weight, plan)
+    inputs = (rows.hidden, rows.markov, rows.markov_weight)
+    loss: Tensor = _Distillation.apply(*inputs, plan)  # type: ignore[no-untyped-call]
     return loss, plan.losses
 
 
@@ -147,7 +153,7 @@ class _Distillation(torch.autograd.Function):
         widened, teacher_widened = widen(weight), widen(teacher.head)
         teacher_rows = teacher.hidden.to(kind)
         shift = multiply_chosen(inputs, weight, plan.labels.draft_ids.clamp_min(0))
-        is_training = any(ctx.needs_input_grad[:3])
+        is_training = plan.losses.greedy_match is None
         d_inputs = torch.empty_like(inputs) if is_training else None
         d_weight = None
         if is_training and markov_weight is not None:
@@ -157,8 +163,8 @@ class _Distillation(torch.autograd.Function):
             normaliser = teacher.log_normaliser[part]
             log_p = multiply_shifted(teacher_rows[part], teacher_widened, normaliser)
             logits = multiply_shifted(inputs[part], widened, shift[part])
-            d_logits = _compute_chunk(logits, log_p, plan, part, is_training=is_training)
-            if d_inputs is None:
+            d_logits = _compute_chunk(logits, log_p, plan, part)
+            if d_inputs is None or d_logits is None:
                 continue
             d_logits = d_logits.to(kind)
             d_inputs[part] = d_logits @ weight
@@ -183,14 +189,15 @@ def _join(left: Tensor, right: Tensor | None, kind: torch.dtype) -> Tensor:
     return left.to(kind) if right is None else torch.cat([left.to(kind), right.to(kind)], 1)
 
 
-def _compute_chunk(
-    logits: Tensor, log_p: Tensor, plan: _Plan, part: slice, *, is_training: bool
-) -> Tensor:
-    """Fill in the losses of some rows [n, Vd]; return the loss's gradient by their logits."""
+def _compute_chunk(logits: Tensor, log_p: Tensor, plan: _Plan, part: slice) -> Tensor | None:
+    """Fill in the losses of some rows [n, Vd]; return the loss's gradient by their logits, if any.
+
+    Overwrites both arguments.
+    """
     losses, number = plan.losses, plan.scales.dtype
     logits, log_p = logits.to(number), log_p.to(number)
     labels = plan.labels.draft_ids[part, None]
-    if not is_training:
+    if losses.greedy_match is not None:
         losses.greedy_match[part] = logits.argmax(-1) == log_p.argmax(-1)
     log_q = F.log_softmax(logits, -1)
     p, q = log_p.exp_(), log_q.exp()
@@ -202,8 +209,8 @@ def _compute_chunk(
     outside = (1 - mass[:, 0]).clamp_min(0)
     losses.l1[part] = torch.linalg.vecdot(difference, sign) + outside
     losses.acceptance[part] = (1 - losses.l1[part] / 2).clamp(0, 1)
-    if not is_training:
-        return logits
+    if losses.greedy_match is not None:
+        return None
     hard, soft, l1 = plan.scales[:, part, None]
     if plan.terms.l1:
         sign.sub_(torch.linalg.vecdot(q, sign)[:, None]).mul_(l1).add_(hard + soft).mul_(q)
@@ -213,6 +220,7 @@ def _compute_chunk(
     return sign.scatter_add_(1, labels.clamp_min(0), -hard)
 
 
-def _empty_losses(count: int, like: Tensor) -> RowLosses:
-    values = [like.new_empty(count) for _ in range(4)]
-    return RowLosses(*values, greedy_match=like.new_zeros(count, dtype=torch.bool))
+def _empty_losses(count: int, like: Tensor, *, is_training: bool) -> RowLosses:
+    hard, soft, l1, acceptance = like.new_empty(4, count)
+    match = None if is_training else like.new_zeros(count, dtype=torch.bool)
+    return RowLosses(hard, soft, l1, acceptance, match)

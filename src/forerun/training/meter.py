@@ -2,7 +2,8 @@
 
 `acceptance` is the mean of sum min(p, q) per position, on the target's own text: the chance that a
 sampled draft is accepted at temperature 1. `acceptance_length` is 1 + the expected number of
-accepted drafts, over blocks whose labels all exist.
+accepted drafts, over blocks whose labels all exist. `greedy_match` is how often the likeliest draft
+is the target's likeliest token.
 Shapes: A blocks, g positions, R = A g rows.
 """
 
@@ -27,16 +28,18 @@ class Measurement:
     l1: float
     confidence: float
     acceptance: tuple[float, ...]  # [g]
-    greedy_match: tuple[float, ...]  # [g]
+    greedy_match: tuple[float, ...] | None  # [g]; None: not measured
     acceptance_length: float
     num_blocks: int
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON takes it, rounded to what means something."""
-        return {
-            name: [round(v, 4) for v in value] if isinstance(value, tuple) else round(value, 4)
-            for name, value in asdict(self).items()
-        }
+        rounded = {}
+        for name, value in asdict(self).items():
+            if value is not None:
+                is_list = isinstance(value, tuple)
+                rounded[name] = [round(v, 4) for v in value] if is_list else round(value, 4)
+        return rounded
 
 
 class Meter:
@@ -48,6 +51,7 @@ class Meter:
         self._positions = torch.zeros(3, block_size, device=device)  # counted, accepted, matched
         self._blocks = torch.zeros(3, device=device)  # all, whole ones, tokens whole ones give
         self._num_batches = 0
+        self._has_matches = False
 
     def add(self, loss: Tensor, confidence: Tensor, losses: RowLosses, labels: RowLabels) -> None:
         """Add one batch's total loss, its confidence loss and its rows."""
@@ -60,7 +64,8 @@ class Meter:
         self._terms += torch.stack([loss.detach(), *means, confidence.detach()])
         mask = (weights > 0).view(-1, self._block_size)
         acceptance = losses.acceptance.view_as(mask) * mask
-        matched = losses.greedy_match.view_as(mask) & mask
+        matched = mask if losses.greedy_match is None else losses.greedy_match.view_as(mask) & mask
+        self._has_matches = losses.greedy_match is not None
         self._positions += torch.stack([mask.sum(0), acceptance.sum(0), matched.sum(0)])
         whole = mask.all(1)
         lengths = 1 + acceptance.cumprod(1).sum(1)
@@ -82,7 +87,7 @@ class Meter:
             l1=l1,
             confidence=confidence,
             acceptance=tuple((accepted / counted).tolist()),
-            greedy_match=tuple((matched / counted).tolist()),
+            greedy_match=tuple((matched / counted).tolist()) if self._has_matches else None,
             acceptance_length=lengths / num_whole if num_whole else 1.0,
             num_blocks=int(num_blocks),
         )

@@ -171,7 +171,7 @@ class Trainer:
         optimiser.zero_gradient()
         terms = compute_loss_weights(self.num_done, settings)
         loss = self._objective.compute(batch, terms, self._processes)
-        loss.total.backward()
+        loss.total.backward()  # type: ignore[no-untyped-call]
         self._processes.add_up(optimiser.gradient)
         total = self._processes.add_up(loss.total.detach().clone())
         norm = optimiser.measure_gradient()
