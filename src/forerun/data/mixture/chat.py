@@ -27,12 +27,10 @@ def make_requests(docs: Documents, seed: str, count: int) -> Iterator[tuple[str,
 
 def _read_topics(docs: Documents) -> dict[str, list[str]]:
     excerpts = [text for _, text, _ in read_passages(docs) if len(text) <= _EXCERPT_CHARS]
-    titles = {
-        title for title in (*_read_titles(docs), *_read_names(docs)) if "List of" not in title
-    }
+    titles = {*_read_titles(docs), *_read_names(docs)}
     terms = {doc["correct_answer"].strip().lower() for doc in docs.read("sciq/")}
     return {
-        "title": sorted(titles),
+        "title": sorted(title for title in titles if "List of" not in title),
         "science": sorted(term for term in terms if term.replace(" ", "").isalpha()),
         "goal": [text for _, text in make_how_to_questions(docs)],
         "passage": excerpts,
@@ -67,7 +65,7 @@ def _read_guide_title(doc: dict[str, Any]) -> str:
 
 
 def _read_goal(doc: dict[str, Any]) -> str:
-    goal = doc["goal"].strip(" .,:")
+    goal: str = doc["goal"].strip(" .,:")
     if goal.endswith("?"):
         return goal[0].upper() + goal[1:]
     match = re.fullmatch(r"To ([\w' -]{8,80})", goal)

@@ -79,8 +79,8 @@ TOPICS = {
         "visitor from abroad, a first-year student, a farmer, a friend who is a musician"
     ),
     "tone": split_words(
-        "friendly, formal, humorous, calm, enthusiastic, dry, poetic, encouraging, "
-        "matter-of-fact, dramatic, ironic, warm"
+        "friendly, formal, humorous, calm, lively, dry, poetic, playful, "
+        "matter-of-fact, dramatic, sarcastic, warm"
     ),
     "dish": split_words(
         "vegetable curry, mushroom risotto, lentil soup, apple pie, fried rice, shakshuka, "

@@ -57,7 +57,8 @@ def make_language_tasks(docs: Documents, seed: str) -> Iterator[tuple[str, str]]
 
 
 def _name_language(doc: dict[str, Any]) -> str:
-    return _LANGUAGES.get(doc["language"], doc["language"].capitalize())
+    language: str = doc["language"]
+    return _LANGUAGES.get(language, language.capitalize())
 
 
 def make_code_questions(docs: Documents, seed: str) -> Iterator[tuple[str, str]]:

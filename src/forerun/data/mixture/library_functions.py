@@ -59,7 +59,7 @@ def _read_function(path: str, function: object) -> Iterator[tuple[str, str]]:
 
 
 def _show_signature(function: object) -> str:
-    """Return the parameters; defaults that would show memory addresses are left out."""
+    """Return the parameters; a default that is no literal becomes None."""
     signature = inspect.signature(function)  # type: ignore[arg-type]
     parameters = [
         parameter.replace(
@@ -71,7 +71,5 @@ def _show_signature(function: object) -> str:
 
 
 def _keep_literal(default: object) -> object:
-    is_literal = default is inspect.Parameter.empty or isinstance(
-        default, int | float | str | bytes | tuple | type(None)
-    )
-    return default if is_literal else None
+    is_plain = type(default) in (bool, int, float, str, bytes)
+    return default if is_plain or default is inspect.Parameter.empty else None
