@@ -23,8 +23,9 @@ class Blocks:
     mask: Tensor  # [A, g] bool: the label exists
 
 
-def sample_anchors(prompt_len: int, length: int, count: int, generator: torch.Generator) -> Tensor:
+def sample_anchors(prompt_len: int, length: int, count: int, seed: int) -> Tensor:
     """Return up to `count` of the positions prompt_len .. length - 2, rising."""
+    generator = torch.Generator().manual_seed(seed)
     available = max(0, length - 1 - prompt_len)
     chosen = torch.randperm(available, generator=generator)[:count]
     return prompt_len + chosen.sort().values

@@ -48,15 +48,20 @@ class _Part:
 
 def build_batch(
     sequences: Sequence[TargetSequence],
+    seeds: Sequence[int],
     *,
     anchors_per_sequence: int,
     block_size: int,
-    generator: torch.Generator,
     device: torch.device,
 ) -> TrainBatch:
-    """Return a batch with freshly sampled anchors."""
+    """Return a batch; the anchors of a sequence follow from its seed."""
+    positions = [
+        sample_anchors(s.prompt_len, len(s.token_ids), anchors_per_sequence, seed)
+        for s, seed in zip(sequences, seeds, strict=True)
+    ]
     parts = [
-        _build_part(sequence, anchors_per_sequence, block_size, generator) for sequence in sequences
+        _build_part(sequence, anchors, block_size)
+        for sequence, anchors in zip(sequences, positions, strict=True)
     ]
     blocks = [part.blocks for part in parts]
     previous = torch.cat([b.previous for b in blocks]).to(device)
@@ -77,13 +82,9 @@ def build_batch(
     )
 
 
-def _build_part(
-    sequence: TargetSequence, num_anchors: int, block_size: int, generator: torch.Generator
-) -> _Part:
-    length, prompt_len = len(sequence.token_ids), sequence.prompt_len
-    positions = sample_anchors(prompt_len, length, num_anchors, generator)
+def _build_part(sequence: TargetSequence, positions: Tensor, block_size: int) -> _Part:
     blocks = build_blocks(sequence.token_ids, positions, block_size)
-    rows = positions[:, None] + torch.arange(block_size) + 1 - prompt_len
+    rows = positions[:, None] + torch.arange(block_size) + 1 - sequence.prompt_len
     rows = rows.clamp_max(len(sequence.hidden) - 1).view(-1)
     visible = int(positions[-1])
     return _Part(

@@ -32,7 +32,7 @@ from forerun.training.shards import TargetSequence
 logger = get_logger(__name__)
 
 _REPORT_STEPS = 25
-_EVALUATION_SEED = 2**40
+_SEED_STRIDE = 2**32
 CHECKPOINTS = "checkpoints"
 
 
@@ -126,10 +126,9 @@ class Trainer:
             return None
         meter = Meter(self._settings.block_size, self._device)
         terms = compute_loss_weights(self.num_done, self._settings)
-        generator = torch.Generator().manual_seed(_EVALUATION_SEED)
         with torch.no_grad(), self._optimiser.averaged():
-            for place in places:
-                batch = self._build_batch([self._dataset.read(place)], generator)
+            for number, place in enumerate(places):
+                batch = self._build_batch([self._dataset.read(place)], [number])
                 loss = self._objective.compute(batch, terms)
                 meter.add(loss.total, loss.confidence, loss.rows, loss.labels)
         measured = meter.measure()
@@ -185,19 +184,17 @@ class Trainer:
     def _draw_batch(self) -> TrainBatch:
         """Return this process's batch of this step."""
         count, processes = self._settings.sequences_per_step, self._processes
-        part = self.num_done * processes.size + processes.rank
-        # Seeds of neighbouring steps must not give related streams; torch mixes them.
-        generator = torch.Generator().manual_seed(self._settings.seed * 2**32 + part)
-        return self._build_batch(self._dataset.draw(part * count, count), generator)
+        first = (self.num_done * processes.size + processes.rank) * count
+        # A sequence's anchors depend on its place in the order, not on which process has it.
+        seeds = [self._settings.seed * _SEED_STRIDE + first + i for i in range(count)]
+        return self._build_batch(self._dataset.draw(first, count), seeds)
 
-    def _build_batch(
-        self, sequences: list[TargetSequence], generator: torch.Generator
-    ) -> TrainBatch:
+    def _build_batch(self, sequences: list[TargetSequence], seeds: list[int]) -> TrainBatch:
         return build_batch(
             sequences,
+            seeds,
             anchors_per_sequence=self._settings.anchors_per_sequence,
             block_size=self._settings.block_size,
-            generator=generator,
             device=self._device,
         )
 

@@ -7,6 +7,8 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,15 +63,36 @@ def run(args: argparse.Namespace) -> int:
         trainer, processes = open_session(
             args.data, args.output, settings, line.update, target=args.target
         )
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: trainer.request_stop())
-        measured = trainer.run()
+        with signals_to(trainer.request_stop):
+            measured = trainer.run()
     processes.leave()
     if processes.is_main:
         heldout = None if measured is None else measured.to_dict()
         summary = {"output": str(args.output), "steps": trainer.num_done, "heldout": heldout}
         sys.stdout.write(json.dumps(summary) + "\n")
     return 0
+
+
+@contextmanager
+def signals_to(stop: Callable[[], None]) -> Iterator[None]:
+    """Let the first request to end call `stop`; a second one ends as usual."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def handle(*_: object) -> None:
+        restore()
+        stop()
+
+    for number in numbers:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        restore()
 
 
 class TrainLine:
