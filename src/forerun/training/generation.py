@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from forerun.core import SamplingParams
 from forerun.data.bundled import resolve_model_path
 from forerun.engine.llm import LLM, Completion
@@ -141,7 +143,18 @@ class Generation:
             self._collect(row["id"], chosen.temperature, completion)
             for (row, _), chosen, completion in zip(short, params, completions, strict=True)
         ]
-        return [sequence for sequence in sequences if len(sequence.hidden) >= MIN_ANSWER_TOKENS]
+        kept = [sequence for sequence in sequences if len(sequence.hidden) >= MIN_ANSWER_TOKENS]
+        if kept:
+            self._add_lse(kept)
+        return kept
+
+    def _add_lse(self, sequences: Sequence[TargetSequence]) -> None:
+        """Fill in the normalisers of all answers in one go."""
+        lengths = [len(sequence.hidden) for sequence in sequences]
+        hidden = torch.cat([sequence.hidden for sequence in sequences])
+        parts = torch.split(compute_lse(hidden, self._tables.head), lengths)
+        for sequence, lse in zip(sequences, parts, strict=True):
+            sequence.target_lse = lse
 
     def _encode(self, row: Row) -> list[int]:
         if "messages" in row:
@@ -161,8 +174,6 @@ class Generation:
     def _collect(
         self, prompt_id: str, temperature: float, completion: Completion
     ) -> TargetSequence:
-        import torch
-
         prompt, answer = completion.prompt_token_ids, completion.choices[0].token_ids
         token_ids = torch.tensor([*prompt, *answer])
         features, hidden = self._recorder.collect(
@@ -175,7 +186,7 @@ class Generation:
             prompt_len=len(prompt),
             features=features,
             hidden=hidden,
-            target_lse=compute_lse(hidden, self._tables.head),
+            target_lse=torch.empty(0),
         )
 
     def _count_rows(self, num_rows: int) -> None:

@@ -64,8 +64,10 @@ def compute_lse(hidden: Tensor, head: Tensor) -> Tensor:
     Computed exactly as training computes the target's probabilities from the same rows, so that
     these sum to 1 there.
     """
-    pieces = [
-        F.linear(rows.to(head.dtype), head).float().logsumexp(dim=-1)
-        for rows in torch.split(hidden, _LSE_ROWS)
-    ]
-    return torch.cat(pieces) if pieces else torch.empty(0)
+    # NOTE: results are written into memory that is there before: small tensors that outlive large
+    # temporary ones of changing sizes would split what these leave, and memory would grow.
+    lse = torch.empty(len(hidden))
+    for begin in range(0, len(hidden), _LSE_ROWS):
+        rows = hidden[begin : begin + _LSE_ROWS].to(head.dtype)
+        lse[begin : begin + _LSE_ROWS] = F.linear(rows, head).float().logsumexp(dim=-1)
+    return lse
