@@ -80,7 +80,9 @@ class Generation:
         self._report = report
         path = resolve_model_path(settings.model)
         spec = read_model_spec(path)
-        taps = settings.target_layer_ids or spread_taps(spec.num_layers)
+        taps = settings.target_layer_ids
+        if taps is None:
+            taps = spread_taps(spec.num_layers)
         check_taps(taps, spec.num_layers)
         self._recorder = HiddenStateRecorder(taps, self._count_rows)
         self._llm = LLM(
