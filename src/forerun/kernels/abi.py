@@ -11,7 +11,7 @@ from ctypes import c_double, c_int64, c_void_p
 
 import torch
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 ACTIVATION_CODES = {"silu": 0, "gelu_tanh": 1}
 
@@ -229,8 +229,8 @@ class ForwardParams(ctypes.Structure):
     _fields_ = [
         *_fields(c_void_p, "segment embedding token_ids"),
         *_fields(c_void_p, "weights attention keys values key_scales value_scales"),
-        *_fields(c_void_p, "cosines sines attended head logits"),
-        *_fields(c_int64, "first_logits_row num_logits_rows num_layers num_positions"),
+        *_fields(c_void_p, "cosines sines attended taps tap_ids head logits"),
+        *_fields(c_int64, "first_logits_row num_logits_rows num_layers num_positions num_taps"),
         ("embed_scale", c_double),
     ]
 

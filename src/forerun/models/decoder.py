@@ -122,8 +122,10 @@ class DecoderModel(nn.Module):
         self._check_taps(target_layer_ids)
         few = self.plain_from is None or len(token_ids) < self.plain_from
         is_native = self.segments is not None and few
-        if is_native and self.whole_step is not None and not target_layer_ids:
-            output = self.whole_step.run(token_ids, positions, attention, logits_rows)
+        if is_native and self.whole_step is not None:
+            output = self.whole_step.run(
+                token_ids, positions, attention, target_layer_ids, logits_rows
+            )
             if output is not None:
                 return output
         residual = self.embed(token_ids)

@@ -1,9 +1,9 @@
 """The decoder in native segments: from the attention of a layer to that of the next.
 
 A segment finishes one layer (o, norms, MLP) and begins another (norm, q, k and v, rotation). With
-native attention a whole step is one call, see whole_step.py; with another backend, or taps, a layer
-is two. Segments compute bit for bit what the modules compute one by one with native linear layers:
-these own the weights, segments only point at them.
+native attention a whole step is one call, see whole_step.py; with another backend a layer is two.
+Segments compute bit for bit what the modules compute one by one with native linear layers: these
+own the weights, segments only point at them.
 Shapes: T rows of the step.
 """
 

@@ -1,9 +1,8 @@
 """A whole step in one native call: embedding, all layers, final norm, head.
 
-For steps without taps whose attention is native too. What does not change from step to step is
-described once; scratch memory is kept. Segments and native attention compute the same bits one by
-one.
-Shapes: T rows of the step.
+For steps whose attention is native too. What does not change from step to step is described once;
+scratch memory is kept. Segments and native attention compute the same bits one by one.
+Shapes: T rows of the step, n tapped layers.
 """
 
 from __future__ import annotations
@@ -78,6 +77,7 @@ class WholeStep:
         self._capacity = 0
         self._pool: _Pool | None = None
         self._calls: Any = None
+        self._tap_ids: Any = None
         layer = segments.layer
         self._segment = SegmentParams(
             dtype=DTYPE_CODES[self._dtype],
@@ -104,6 +104,7 @@ class WholeStep:
         token_ids: Tensor,
         positions: Tensor,
         attention: AttentionContext,
+        target_layer_ids: Sequence[int],
         logits_rows: range,
     ) -> ModelOutput | None:
         """Return what TargetModel.forward does; None: attention is not native.
@@ -127,9 +128,22 @@ class WholeStep:
         if self._embedding is None:
             rows = self._embed(token_ids)
             segment.residual = rows.data_ptr()
+        taps = self._expect_taps(num_rows, target_layer_ids)
         logits = self._expect_logits(logits_rows)
         self._call(positions)
-        return ModelOutput(normed, None, logits)
+        return ModelOutput(normed, taps, logits)
+
+    def _expect_taps(self, num_rows: int, layer_ids: Sequence[int]) -> Tensor | None:
+        """Return the memory [T, n, hidden_size] of the taps that the call will copy, if any."""
+        params = self._params
+        params.num_taps = len(layer_ids)
+        if not layer_ids:
+            return None
+        size = self._segments.hidden_size
+        taps = torch.empty(num_rows, len(layer_ids), size, dtype=self._dtype)
+        self._tap_ids = (ctypes.c_int64 * len(layer_ids))(*layer_ids)
+        params.taps, params.tap_ids = taps.data_ptr(), ctypes.addressof(self._tap_ids)
+        return taps
 
     def _expect_logits(self, rows: range) -> Tensor | None:
         """Return the memory of the logits that the call will compute, if any."""

@@ -7,7 +7,7 @@
 
 namespace forerun {
 
-constexpr int64_t kAbiVersion = 5;
+constexpr int64_t kAbiVersion = 6;
 
 // Values of the `dtype` arguments.
 constexpr int64_t kFloat32 = 0;
@@ -138,10 +138,13 @@ struct ForwardParams {
   float *const *key_scales, *const *value_scales;  // [num_layers] or null, as in the calls
   const void *const *cosines, *const *sines;  // [num_layers]
   void *attended;  // [num_rows, o.in_features] scratch
+  void *taps;      // [num_rows, num_taps, hidden_size] copies of the residual stream after the
+                   // layers tap_ids; -1 is before all layers, the last layer cannot be tapped
+  const int64_t *tap_ids;    // [num_taps]
   const PackedWeight *head;  // null: no logits are wanted
   float *logits;             // [num_logits_rows, head->out_features], those of the rows from
   int64_t first_logits_row, num_logits_rows;  // first_logits_row on
-  int64_t num_layers, num_positions;  // num_positions: rows of cosines and sines
+  int64_t num_layers, num_positions, num_taps;  // num_positions: rows of cosines and sines
   double embed_scale;
 };
 

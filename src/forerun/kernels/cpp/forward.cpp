@@ -26,6 +26,20 @@ void embed(const ForwardParams &p, const Team &team) {
   }
 }
 
+// Copy rows of the residual stream, to which all up to layer `layer` was added. A thread's rows are
+// those whose norms it computes: it wrote them itself, and nobody else will.
+template <class T>
+void copy_taps(const ForwardParams &p, int64_t layer, const Team &team) {
+  const int64_t size = p.weights[0]->hidden_size;
+  const Share share = team.share(p.segment->num_rows);
+  for (int64_t tap = 0; tap < p.num_taps; tap++) {
+    if (p.tap_ids[tap] != layer) continue;
+    for (int64_t row = share.from; row < share.to; row++)
+      std::memcpy(static_cast<T *>(p.taps) + (row * p.num_taps + tap) * size,
+                  static_cast<const T *>(p.segment->residual) + row * size, size * sizeof(T));
+  }
+}
+
 template <class T>
 void compute_logits(const ForwardParams &p, const Team &team) {
   const int64_t size = p.head->in_features;
@@ -59,6 +73,7 @@ void run_layers(const ForwardParams &p) {
       segment.cosines = p.cosines[layer];
       segment.sines = p.sines[layer];
       Segment<T>(segment, team).run();
+      copy_taps<T>(p, layer - 1, team);
       team.wait();
       AttentionParams attention = *p.attention[layer];
       attention.keys = p.keys[layer];
