@@ -109,9 +109,10 @@ def count_accepted(outputs: Sequence[RequestOutput]) -> int:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_greedy_text_is_that_without_drafts(name: str, depth: int, is_adaptive: bool) -> None:
     params = {"temperature": 0.0}
-    outputs, _, _ = run(name, params, depth=depth, is_adaptive=is_adaptive)
+    outputs, _, notes = run(name, params, depth=depth, is_adaptive=is_adaptive)
     assert collect_tokens(outputs) == answer_plainly(**params)
-    assert count_accepted(outputs) > 0
+    # What a random head predicts need not be worth verifying.
+    assert count_accepted(outputs) > 0 or (is_adaptive and notes)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -228,9 +229,9 @@ def test_drawn_tokens_follow_q(bench: Bench) -> None:
 
 def test_confidence_does_not_depend_on_the_token_drawn(bench: Bench) -> None:
     asked = [bench.ask(PROMPTS[2], depth=1, params=SAMPLED, num_draws=n) for n in range(30)]
-    proposal = bench.drafter.propose(asked)
-    assert len({tokens[0] for tokens in proposal.draft_token_ids}) > 1
-    assert len({values[0] for values in proposal.confidence}) == 1
+    proposals = [bench.drafter.propose([request]) for request in asked]
+    assert len({proposal.draft_token_ids[0][0] for proposal in proposals}) > 1
+    assert len({proposal.confidence[0][0] for proposal in proposals}) == 1
 
 
 @pytest.mark.parametrize("params", [SamplingParams(seed=2), SAMPLED])
