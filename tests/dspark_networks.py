@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor
 
 from forerun.drafters.dspark.config import DSparkConfig
 from forerun.drafters.dspark.network import BlockBatch, DSparkNetwork
+
+WEIGHTS = "model.safetensors"
 
 
 def make_config(**changes: object) -> DSparkConfig:
@@ -141,3 +147,91 @@ def _rotate(heads: Tensor, positions: Tensor, config: DSparkConfig) -> Tensor:
     angles = (positions[:, None] * steps).repeat(1, 2)[:, None]
     turned = torch.cat([-heads[..., half:], heads[..., :half]], -1)
     return heads * angles.cos() + turned * angles.sin()
+
+
+def write_drafter(folder: Path, values: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    """Write a drafter's folder as it is given."""
+    (folder / "config.json").write_text(json.dumps(values))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
+    return folder
+
+
+def make_tensors(config: DSparkConfig, *, leave_out: Sequence[str] = ()) -> dict[str, Tensor]:
+    """Return the random parameters of a drafter by their names in a checkpoint."""
+    named = make_network(config, seed=5).named_parameters()
+    return {name: p.detach() for name, p in named if name not in leave_out}
+
+
+def qwen3_values(config: DSparkConfig) -> dict[str, Any]:
+    """Return the config.json of a Qwen3 model with the drafter's layers."""
+    return {
+        "model_type": "qwen3",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_model_len,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "layer_types": ["full_attention"] * config.num_layers,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "sliding_window": None,
+    }
+
+
+def head_values(config: DSparkConfig) -> dict[str, Any]:
+    """Return what all dialects say of the heads."""
+    return {
+        "mask_token_id": config.mask_token_id,
+        "markov_rank": config.markov_rank,
+        "markov_head_type": config.markov_head_type,
+        "enable_confidence_head": config.has_confidence_head,
+        "confidence_head_with_markov": config.confidence_with_markov,
+    }
+
+
+def deepspec_values(config: DSparkConfig) -> dict[str, Any]:
+    return {
+        **qwen3_values(config),
+        **head_values(config),
+        "architectures": ["Qwen3DSparkModel"],
+        "num_target_layers": 6,
+        "block_size": config.block_size,
+        "num_anchors": 512,
+        "target_layer_ids": list(config.target_layer_ids),
+    }
+
+
+def specforge_values(config: DSparkConfig) -> dict[str, Any]:
+    nested = {
+        **head_values(config),
+        "projector_type": "dspark",
+        "target_layer_ids": list(config.target_layer_ids),
+        "confidence_head_alpha": 1.0,
+    }
+    return {
+        **qwen3_values(config),
+        "architectures": ["DSparkDraftModel"],
+        "block_size": config.block_size,
+        "dflash_config": nested,
+    }
+
+
+def speculators_values(config: DSparkConfig) -> dict[str, Any]:
+    return {
+        **head_values(config),
+        "architectures": ["DSparkDraftModel"],
+        "speculators_model_type": "dspark",
+        "transformer_layer_config": qwen3_values(config),
+        "draft_vocab_size": config.draft_vocab_size,
+        "block_size": config.num_slots,
+        "aux_hidden_state_layer_ids": [layer + 1 for layer in config.target_layer_ids],
+        "sample_from_anchor": config.sample_from_anchor,
+        "speculators_config": {"verifier": {"name_or_path": "org/Target-1B"}},
+    }

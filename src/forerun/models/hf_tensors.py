@@ -30,7 +30,7 @@ class HFTensors:
         self._family = family
         self._spec = spec
         with self._refuse_corrupt():
-            handles = [safe_open(file, framework="pt") for file in _find_weight_files(path)]
+            handles = [safe_open(file, framework="pt") for file in find_weight_files(path)]
             self._owners = {name: h for h in handles for name in h.keys()}  # noqa: SIM118
 
     def stored_name(self, name: str) -> str:
@@ -106,7 +106,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _find_weight_files(path: Path) -> list[Path]:
+def find_weight_files(path: Path) -> list[Path]:
     """Return the safetensors files of a folder, those of its index where there is one."""
     index = path / "model.safetensors.index.json"
     if index.is_file():

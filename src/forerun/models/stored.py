@@ -20,6 +20,7 @@ from forerun.models.layer import WeightSlot
 from forerun.quantisation.formats import BlockFormat, BlockTensor
 
 Progress = Callable[[int, int], None]
+Shape = tuple[int, ...]
 
 
 class StoredTensors(Protocol):
@@ -70,8 +71,12 @@ class ProgressCounter:
 
 def check_tensors(stored: StoredTensors, slots: Mapping[str, WeightSlot]) -> None:
     """Raise ConfigError naming missing, unused or wrongly shaped tensors."""
-    path, shapes = stored.path, stored.read_shapes()
     wanted = {stored.stored_name(name): slot.shape for name, slot in slots.items()}
+    check_shapes(stored.path, stored.read_shapes(), wanted)
+
+
+def check_shapes(path: Path, shapes: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> None:
+    """Raise ConfigError unless the stored tensors are the wanted ones."""
     missing = [name for name in wanted if name not in shapes]
     if missing:
         raise ConfigError(f"{path} lacks {_list_names(missing)}; the weights are incomplete.")
