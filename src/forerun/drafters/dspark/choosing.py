@@ -1,10 +1,11 @@
 """The tokens of computed blocks, slot by slot: base logits, Markov bias, choice, next slot.
 
-Confidence (DSpark, equation 7) and evidence of a slot are functions of the tokens before it. Tokens
-are chosen as a draft model's are (draft_sampling.py), over the target's vocabulary: what a reduced
-draft vocabulary leaves out has probability zero, and noise goes by the target's token ids.
-Shapes: N requests, n of them that still draft, R block rows, d hidden_size, V and Vd target and
-draft vocabulary.
+Requests that draft the argmax go in one call per block (kernels/draft_ops.py); the others slot by
+slot, as a draft model's tokens are chosen (draft_sampling.py), over the target's vocabulary: what a
+reduced draft vocabulary leaves out has probability zero, and noise goes by the target's token ids.
+Confidence (DSpark, equation 7) and evidence of a slot are functions of the tokens before it.
+Shapes: N requests, n of them that still draft, R block rows, g drafts, d hidden_size, V and Vd
+target and draft vocabulary.
 """
 
 from __future__ import annotations
@@ -16,19 +17,53 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.drafters.draft_sampling import DraftRules, DraftSampler
+from forerun.drafters.draft_sampling import DraftRules, DraftSampler, measure_evidence
 from forerun.drafters.dspark.heads import ConfidenceHead, MarkovHead
+from forerun.kernels.draft_ops import ConfidenceParams, SequentialHead, draft_block
 from forerun.plan import DraftRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockHeads:
-    """What follows the backbone; the confidence head is float32."""
+    """What follows the backbone; the confidence head is float32.
+
+    `sequential` drafts whole blocks by argmax; None: heads like these go slot by slot.
+    """
 
     markov: MarkovHead | None
     confidence: ConfidenceHead | None
+    sequential: SequentialHead | None
     d2t: Tensor | None  # [Vd] int64 target ids; None: the vocabularies are one
     vocab_size: int  # V
+    confidence_weight: Tensor  # [d + r] or [d]; empty without a head
+    confidence_bias: float
+
+    @classmethod
+    def build(
+        cls,
+        markov: MarkovHead | None,
+        confidence: ConfidenceHead | None,
+        d2t: Tensor | None,
+        vocab_size: int,
+    ) -> BlockHeads:
+        """Return the heads, prepared for drafting whole blocks where they allow it."""
+        sequential = None
+        if markov is None:
+            sequential = SequentialHead.build(d2t=d2t)
+        elif type(markov) is MarkovHead and confidence is not None:
+            # NOTE: without a confidence head every slot's biased logits are wanted, for evidence.
+            tables = (markov.markov_w1.weight, markov.markov_w2.weight)
+            sequential = SequentialHead.build(*(table.detach() for table in tables), d2t=d2t)
+        proj = None if confidence is None else confidence.proj
+        return cls(
+            markov=markov,
+            confidence=confidence,
+            sequential=sequential,
+            d2t=d2t,
+            vocab_size=vocab_size,
+            confidence_weight=torch.empty(0) if proj is None else proj.weight.detach()[0],
+            confidence_bias=0.0 if proj is None or proj.bias is None else float(proj.bias),
+        )
 
     def widen(self, logits: Tensor) -> Tensor:
         """Return draft logits [n, Vd] as logits of the target's tokens [n, V]."""
@@ -46,6 +81,10 @@ class BlockHeads:
             embedding = self.markov.embed(previous_ids)
         return self.confidence(hidden.float(), embedding).sigmoid()
 
+    def drafts_whole_blocks(self, rules: DraftRules, request: DraftRequest) -> bool:
+        """Return whether a request's block takes one call."""
+        return self.sequential is not None and rules.choose(request.params) == "greedy"
+
 
 @dataclass(frozen=True, slots=True)
 class BlockRows:
@@ -54,6 +93,13 @@ class BlockRows:
     hidden: Tensor  # [R, d], after the final norm
     logits: Tensor  # [R, Vd] float32, before the Markov bias
     starts: np.ndarray  # [N] int64
+
+    def select(self, first: int, stop: int) -> BlockRows:
+        """Return the rows of requests first .. stop - 1."""
+        begin = int(self.starts[first])
+        end = int(self.starts[stop]) if stop < len(self.starts) else len(self.hidden)
+        starts = self.starts[first:stop] - begin
+        return BlockRows(self.hidden[begin:end], self.logits[begin:end], starts)
 
 
 @dataclass(slots=True)
@@ -65,14 +111,33 @@ class BlockDraft:
     probs: Tensor | None = None
 
 
-def choose_block(
+def choose_blocks(
+    heads: BlockHeads, requests: Sequence[DraftRequest], rows: BlockRows
+) -> list[BlockDraft]:
+    """Return the argmax drafts of requests whose blocks are equally deep."""
+    assert heads.sequential is not None
+    by_request = (x.unflatten(0, (len(requests), -1)) for x in (rows.hidden, rows.logits))
+    hidden, logits = by_request
+    anchors = torch.tensor([r.token_ids[-1] for r in requests], device=logits.device)
+    confidence = None
+    if heads.confidence is not None:
+        confidence = ConfidenceParams(hidden, heads.confidence_weight, heads.confidence_bias)
+    token_ids, scores = draft_block(logits, anchors, heads.sequential, confidence)
+    if scores is None:
+        ones = np.ones(len(rows.logits), np.float32)
+        scores = measure_evidence(rows.logits, ones).view(token_ids.shape)
+    pairs = zip(token_ids.tolist(), scores.tolist(), strict=True)
+    return [BlockDraft(own, own_scores) for own, own_scores in pairs]
+
+
+def choose_in_turn(
     heads: BlockHeads,
     rules: DraftRules,
     requests: Sequence[DraftRequest],
     depths: np.ndarray,  # [N], at least 1
     rows: BlockRows,
 ) -> list[BlockDraft]:
-    """Return depths[i] tokens for every request."""
+    """Return depths[i] tokens for every request, drawn as its parameters say."""
     sampler = DraftSampler(requests, rules, heads.vocab_size)
     device = rows.logits.device
     active = np.arange(len(requests))

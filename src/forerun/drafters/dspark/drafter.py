@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -24,7 +25,13 @@ from forerun.drafters.base import DrafterCache, DrafterCapabilities, DraftPropos
 from forerun.drafters.draft_sampling import DraftRules
 from forerun.drafters.dspark.backbone import Backbone
 from forerun.drafters.dspark.checkpoint import check_target
-from forerun.drafters.dspark.choosing import BlockDraft, BlockHeads, BlockRows, choose_block
+from forerun.drafters.dspark.choosing import (
+    BlockDraft,
+    BlockHeads,
+    BlockRows,
+    choose_blocks,
+    choose_in_turn,
+)
 from forerun.drafters.dspark.config import DSparkConfig
 from forerun.drafters.dspark.context import ContextProjection
 from forerun.models.base import TargetModel
@@ -109,10 +116,13 @@ class DSparkDrafter:
         """Return `depth` tokens per request, at most a block; fewer where the context ends."""
         depths = np.array([self._clip_depth(request) for request in requests], dtype=np.int64)
         drafts = [BlockDraft([], []) for _ in requests]
-        active = np.flatnonzero(depths > 0).tolist()
-        for begin in range(0, len(active), self._max_requests):
-            group = active[begin : begin + self._max_requests]
-            drafted = self._draft_group([requests[i] for i in group], depths[group])
+        whole = [self._parts.heads.drafts_whole_blocks(self._rules, r) for r in requests]
+        kinds = np.where(whole, depths, 0)
+        # Blocks that are chosen together lie side by side.
+        order = [i for i in np.argsort(kinds, kind="stable").tolist() if depths[i] > 0]
+        for begin in range(0, len(order), self._max_requests):
+            group = order[begin : begin + self._max_requests]
+            drafted = self._draft_group([requests[i] for i in group], depths[group], kinds[group])
             for index, proposed in zip(group, drafted, strict=True):
                 drafts[index] = proposed
         scores = [draft.scores for draft in drafts]
@@ -134,10 +144,19 @@ class DSparkDrafter:
         return max(0, min(request.depth, room, self.capabilities.max_speculative_tokens))
 
     def _draft_group(
-        self, requests: Sequence[DraftRequest], depths: np.ndarray
+        self, requests: Sequence[DraftRequest], depths: np.ndarray, kinds: np.ndarray
     ) -> list[BlockDraft]:
+        """Draft for all; equal kinds, which are neighbours, are whole blocks of that depth or 0."""
+        heads, drafts = self._parts.heads, []
         rows = self.compute_blocks(requests, depths)
-        return choose_block(self._parts.heads, self._rules, requests, depths, rows)
+        firsts = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), len(requests)]
+        for first, stop in pairwise(firsts):
+            own, part = requests[first:stop], rows.select(first, stop)
+            if kinds[first]:
+                drafts += choose_blocks(heads, own, part)
+            else:
+                drafts += choose_in_turn(heads, self._rules, own, depths[first:stop], part)
+        return drafts
 
     def compute_blocks(self, requests: Sequence[DraftRequest], depths: np.ndarray) -> BlockRows:
         """Run the blocks of all requests through the backbone in one pass."""

@@ -46,10 +46,11 @@ def read_config(config: SpeculativeConfig) -> DSparkConfig:
             f"speculative_config 'model': {config.model} has layers of the {dspark.flavour} kind, "
             "which can be read but not served; give a drafter with Qwen3 layers."
         )
-    if config.num_speculative_tokens > dspark.block_size:
+    most = dspark.block_size
+    if config.num_speculative_tokens > most:
         raise ConfigError(
             f"num_speculative_tokens is {config.num_speculative_tokens}, but a block of the "
-            f"drafter {config.model} has {dspark.block_size} drafts; give at most {dspark.block_size}."
+            f"drafter {config.model} has {most} drafts; give at most {most}."
         )
     return dspark
 
@@ -112,7 +113,7 @@ def _build_heads(
     # A sum of hundreds of products decides how deep to verify: in float32, whatever the model's.
     _assign(confidence, tensors, "confidence_head.", WeightOptions(torch.float32, options.device))
     d2t = tensors["d2t"].to(options.device) if config.has_reduced_vocab else None
-    return BlockHeads(markov=markov, confidence=confidence, d2t=d2t, vocab_size=config.vocab_size)
+    return BlockHeads.build(markov, confidence, d2t, config.vocab_size)
 
 
 def _assign(
