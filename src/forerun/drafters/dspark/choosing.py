@@ -52,8 +52,8 @@ class BlockHeads:
             sequential = SequentialHead.build(d2t=d2t)
         elif type(markov) is MarkovHead and confidence is not None:
             # NOTE: without a confidence head every slot's biased logits are wanted, for evidence.
-            tables = (markov.markov_w1.weight, markov.markov_w2.weight)
-            sequential = SequentialHead.build(*(table.detach() for table in tables), d2t=d2t)
+            w1, w2 = markov.markov_w1.weight.detach(), markov.markov_w2.weight.detach()
+            sequential = SequentialHead.build(w1, w2, d2t)
         proj = None if confidence is None else confidence.proj
         return cls(
             markov=markov,
