@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -50,6 +51,9 @@ def make_network(config: DSparkConfig | None = None, *, seed: int = 0) -> DSpark
             torch.nn.init.uniform_(weight, 0.5, 1.5)
         else:
             torch.nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
+    for name, number in network.named_buffers():
+        if name.endswith("layer_scalar"):
+            number.fill_(0.8)
     if network.config.has_reduced_vocab:
         size = network.config.draft_vocab_size
         chosen = torch.randperm(network.config.vocab_size)[:size]
@@ -105,11 +109,24 @@ def run_naively(network: DSparkNetwork, batch: BlockBatch) -> Tensor:
     context = _norm(batch.features @ network.fc.weight.T, network.hidden_norm.weight, config)
     rows = [[int(token)] + [config.mask_token_id] * (num_slots - 1) for token in batch.anchor_ids]
     x = network.embed_tokens.weight[torch.tensor(rows).flatten()]
+    is_gemma = config.flavour == "gemma4"
+    if is_gemma:
+        x = x * math.sqrt(config.hidden_size)
     for layer in network.layers:
-        x = x + _attend(layer, x, context, torch.cat(positions), mask, config)
-        y = _norm(x, layer.post_attention_layernorm.weight, config)
-        gated = F.silu(y @ layer.mlp.gate_proj.weight.T) * (y @ layer.mlp.up_proj.weight.T)
-        x = x + gated @ layer.mlp.down_proj.weight.T
+        update = _attend(layer, x, context, torch.cat(positions), mask, config)
+        norms = dict(layer.named_parameters())
+        if is_gemma:
+            update = _norm(update, norms["post_attention_layernorm.weight"], config)
+        x = x + update
+        before = "pre_feedforward" if is_gemma else "post_attention"
+        y = _norm(x, norms[f"{before}_layernorm.weight"], config)
+        gate = y @ layer.mlp.gate_proj.weight.T
+        gate = F.gelu(gate, approximate="tanh") if is_gemma else F.silu(gate)
+        update = (gate * (y @ layer.mlp.up_proj.weight.T)) @ layer.mlp.down_proj.weight.T
+        if is_gemma:
+            update = _norm(update, norms["post_feedforward_layernorm.weight"], config)
+        x = x + update
+        x = x * layer.layer_scalar if is_gemma else x
     hidden = _norm(x, network.norm.weight, config).view(-1, num_slots, config.hidden_size)
     return hidden if config.sample_from_anchor else hidden[:, 1:]
 
@@ -127,13 +144,17 @@ def _attend(
     both = torch.cat([context, y])
     q = (y @ weights.q_proj.weight.T).view(len(y), -1, config.head_dim)
     k = (both @ weights.k_proj.weight.T).view(len(both), -1, config.head_dim)
-    v = (both @ weights.v_proj.weight.T).view(len(both), -1, config.head_dim)
+    if config.flavour == "gemma4":
+        v, scale = _norm(k, torch.ones(config.head_dim), config), 1.0
+    else:
+        v = (both @ weights.v_proj.weight.T).view(len(both), -1, config.head_dim)
+        scale = config.head_dim**-0.5
     q = _rotate(_norm(q, weights.q_norm.weight, config), positions[-len(y) :], config)
     k = _rotate(_norm(k, weights.k_norm.weight, config), positions, config)
     repeats = config.num_heads // config.num_kv_heads
     k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
     heads = [part.transpose(0, 1)[None] for part in (q, k, v)]
-    mixed = F.scaled_dot_product_attention(*heads, attn_mask=mask)
+    mixed = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=scale)
     return mixed[0].transpose(0, 1).flatten(1) @ weights.o_proj.weight.T
 
 
@@ -144,6 +165,7 @@ def _norm(x: Tensor, weight: Tensor, config: DSparkConfig) -> Tensor:
 def _rotate(heads: Tensor, positions: Tensor, config: DSparkConfig) -> Tensor:
     half = config.head_dim // 2
     steps = config.rope_theta ** (-torch.arange(half) / half)
+    steps = steps / torch.tensor(config.rope_freq_factors or [1.0] * half)
     angles = (positions[:, None] * steps).repeat(1, 2)[:, None]
     turned = torch.cat([-heads[..., half:], heads[..., :half]], -1)
     return heads * angles.cos() + turned * angles.sin()
@@ -160,6 +182,13 @@ def make_tensors(config: DSparkConfig, *, leave_out: Sequence[str] = ()) -> dict
     """Return the random parameters of a drafter by their names in a checkpoint."""
     named = make_network(config, seed=5).named_parameters()
     return {name: p.detach() for name, p in named if name not in leave_out}
+
+
+def make_gemma4_config(**changes: object) -> DSparkConfig:
+    """Return a drafter with the layers of Gemma 4, of whose heads a quarter turns."""
+    factors = (1.0, math.inf, math.inf, math.inf)
+    fields: dict[str, object] = {"flavour": "gemma4", "num_kv_heads": 1, "logit_softcap": 2.0}
+    return make_config(**(fields | {"rope_freq_factors": factors} | changes))
 
 
 def qwen3_values(config: DSparkConfig) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from forerun.training.products import widen
 from forerun.training.settings import TrainSettings
 from forerun.training.shards import (
     Manifest,
@@ -65,7 +64,7 @@ def make_sequence(head: Tensor, number: int, *, prompt_len: int = 3) -> TargetSe
         prompt_len=prompt_len,
         features=table[token_ids[:-1]].bfloat16(),
         hidden=hidden,
-        target_lse=compute_lse(hidden, widen(head), answer),
+        target_lse=compute_lse(hidden, head, answer),
     )
 
 

@@ -13,7 +13,9 @@ from typing import Any, get_type_hints
 from forerun.errors import ConfigError, describe_unknown_key
 from forerun.options import check_choice, check_frac, check_type, option
 
-DRAFTER_METHODS = ("none", "ngram", "draft_model", "synthetic")
+DRAFTER_METHODS = ("none", "ngram", "draft_model", "dspark", "dflash", "synthetic")
+# Those that have weights of their own, in `model`.
+MODEL_METHODS = ("draft_model", "dspark", "dflash")
 REJECTION_METHODS = ("standard", "coupled", "synthetic")
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 MAX_SPECULATIVE_TOKENS = 32
@@ -27,8 +29,10 @@ class SpeculativeConfig:
     `fixed`. `synthetic_acceptance_rates[j]` is the chance that drafts 0..j are all accepted.
     """
 
-    method: str = option("ngram", "drafter: none, ngram, draft_model or synthetic")
-    model: str = option("", "draft model: folder, GGUF file or bundled name (draft_model only)")
+    method: str = option("ngram", f"drafter: {', '.join(DRAFTER_METHODS)}")
+    model: str = option(
+        "", "the drafter's weights: folder, GGUF file or bundled name (draft_model, dspark, dflash)"
+    )
     num_speculative_tokens: int = option(5, "most draft tokens per request per step (k)")
     prompt_lookup_max: int = option(4, "longest n-gram the ngram drafter looks up")
     prompt_lookup_min: int = option(2, "shortest n-gram the ngram drafter looks up")
@@ -71,10 +75,10 @@ class SpeculativeConfig:
                 f"{self.prompt_lookup_min}..{self.prompt_lookup_max}."
             )
         check_frac("adaptive_min_gain", self.adaptive_min_gain)
-        if (self.method == "draft_model") != bool(self.model):
+        if (self.method in MODEL_METHODS) != bool(self.model):
             raise ConfigError(
-                "method 'draft_model' and a draft model in 'model' go together, got method "
-                f"{self.method!r} and model {self.model!r}."
+                f"the methods {', '.join(MODEL_METHODS)} and a drafter's weights in 'model' go "
+                f"together, got method {self.method!r} and model {self.model!r}."
             )
         self._check_synthetic()
         self._check_policy()

@@ -18,6 +18,7 @@ import pytest
 import torch
 from scipy import stats
 
+from block_drafters import make_config, make_drafter, make_network
 from fakes import collect_tokens, new_request
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.engine import engine as engine_module
@@ -30,6 +31,13 @@ LENGTH = 3
 PROMPT = [0, 1, 2, 1, 2]
 MODEL = make_model(vocab_size=VOCAB, seed=3)
 DRAFT_MODEL = make_model(vocab_size=VOCAB, seed=5)
+# Some of the target's tokens are never drafted.
+BLOCK_DRAFTER = make_network(
+    make_config(
+        vocab_size=VOCAB, draft_vocab_size=VOCAB - 2, block_size=2, target_layer_ids=(-1, 0)
+    ),
+    MODEL,
+)
 
 CASES = {
     "plain": {},
@@ -113,6 +121,7 @@ DRAFTERS: dict[str, Callable[[], object] | None] = {
     "scripted": lambda: ScriptedDrafter(draft_cycle),
     "random": lambda: RandomDrafter(draft_law, depth=2),
     "draft_model": lambda: DraftModelDrafter(DRAFT_MODEL, max_speculative_tokens=2),
+    "dspark": lambda: make_drafter(BLOCK_DRAFTER),
 }
 
 
@@ -162,7 +171,7 @@ def compute_p_value(counts: Counter, law: dict[tuple[int, ...], float]) -> float
     ("drafter", "case"),
     [
         *(("random", case) for case in CASES),
-        *itertools.product(("scripted", "draft_model"), ("top_p", "penalties")),
+        *itertools.product(("scripted", "draft_model", "dspark"), ("top_p", "penalties")),
     ],
 )
 def test_output_law_is_the_targets(
@@ -173,7 +182,7 @@ def test_output_law_is_the_targets(
 
 
 @pytest.mark.parametrize("method", ["standard", "coupled"])
-@pytest.mark.parametrize("drafter", ["none", "ngram", "draft_model"])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "draft_model", "dspark"])
 def test_output_law_with_shipped_drafters(
     drafter: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

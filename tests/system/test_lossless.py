@@ -19,12 +19,14 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from block_drafters import make_config, make_drafter, make_network
 from fakes import collect_tokens, continue_greedily, draft_right, drain, new_request
 from forerun import LLM, SamplingParams, kernels
 from forerun.core import TokenLogprobs
 from forerun.data import build_prompt_set
 from forerun.drafters import DRAFTERS
 from forerun.drafters.draft_model import DraftModelDrafter
+from forerun.drafters.dspark.drafter import DSparkDrafter
 from forerun.models.decoder import DecoderModel
 from forerun.models.loader import load_model
 from gguf_files import write_random
@@ -138,13 +140,24 @@ def build_small_drafter() -> DraftModelDrafter:
     return DraftModelDrafter(make_model(seed=2), max_speculative_tokens=5)
 
 
-# Synthetic acceptance is lossy, and says so; a draft model has its weights from elsewhere.
+def build_block_drafter(mode: str, method: str = "dspark") -> DSparkDrafter:
+    """Return a random block drafter held as the target is."""
+    target = load_small_model(mode)
+    spec = target.spec
+    config = make_config(method, hidden_size=spec.hidden_size, target_layer_ids=(-1, 0))
+    return make_drafter(make_network(config, target), is_quantised=mode == "int8")
+
+
+# Synthetic acceptance is lossy, and says so; drafters with weights have them from elsewhere.
 @pytest.mark.parametrize("method", sorted(set(DRAFTERS) - {"synthetic"}))
 def test_greedy_tokens_of_every_registered_drafter(method: str, mode: str) -> None:
     prompts = [[1, 2, 3, 1, 2], [7] * 9, list(range(30, 60)), [5]]
     options: dict[str, object] = {"speculative_config": {"method": method}}
     if method == "draft_model":
         options = {"drafter": build_small_drafter(), "speculative_config": {"method": "ngram"}}
+    if method in ("dspark", "dflash"):
+        drafter = build_block_drafter(mode, method)
+        options = {"drafter": drafter, "speculative_config": {"method": "ngram"}}
     engine = make_model_engine(load_small_model(mode), **options)
     for index, prompt in enumerate(prompts):
         engine.add(new_request(f"r{index}", prompt, temperature=0.0, max_tokens=40))
@@ -181,6 +194,8 @@ def run_seeded(mode: str, drafter: str, load: str) -> dict[tuple[str, int], list
         options["drafter"] = ScriptedDrafter(draft_right(build_next_token(mode)))
     if drafter == "draft_model":
         options["drafter"] = build_small_drafter()
+    if drafter == "dspark":
+        options["drafter"] = build_block_drafter(mode)
     if load == "alone":
         options["max_num_seqs"] = 1
     if load == "preempted":
@@ -218,7 +233,7 @@ def make_prompt(seed: int) -> list[int]:
     return [seed + 1, 2, 3, 4, 2, 3] * 4
 
 
-@pytest.mark.parametrize("drafter", ["none", "ngram", "right", "draft_model"])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "right", "draft_model", "dspark"])
 @pytest.mark.parametrize("load", ["alone", "together", "crowd", "preempted", "prefix_hits"])
 def test_seeded_requests_do_not_depend_on_anything_else(drafter: str, load: str, mode: str) -> None:
     assert run_seeded(mode, drafter, load) == run_baseline(mode)

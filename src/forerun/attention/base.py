@@ -93,6 +93,18 @@ class AttentionBackend(Protocol):
         """Write K/V, attend, and return the heads' outputs side by side."""
         ...
 
+    def write(
+        self,
+        key: Tensor,  # [num_tokens, num_kv_heads, head_dim]
+        value: Tensor,  # [num_tokens, num_kv_heads, head_dim]
+        *,
+        index: int,
+        kv_store: KVStore,
+        metadata: Any,
+    ) -> None:
+        """Write K/V of the step's rows to layer `index` of the store, for later steps to read."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionContext:
@@ -107,3 +119,7 @@ class AttentionContext:
         return self.backend.attend(
             query, key, value, layer=layer, kv_store=self.kv_store, metadata=self.metadata
         )
+
+    def write(self, key: Tensor, value: Tensor, index: int) -> None:
+        """Write K/V of this step's rows to a layer; shapes as in AttentionBackend.write."""
+        self.backend.write(key, value, index=index, kv_store=self.kv_store, metadata=self.metadata)

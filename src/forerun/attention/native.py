@@ -53,7 +53,7 @@ class LayerPlan:
 
 @dataclass(slots=True)
 class NativeMetadata:
-    """One step. `whole` is made only when a layer's shape is beyond the kernel."""
+    """One step. `whole` is made only for what the kernel does not do."""
 
     batch: AttentionBatch
     rows: StepRows
@@ -104,6 +104,19 @@ class NativeBackend:
         self._kernels.attention(plan.pointer)
         return output
 
+    def write(
+        self,
+        key: Tensor,
+        value: Tensor,
+        *,
+        index: int,
+        kv_store: KVStore,
+        metadata: NativeMetadata,
+    ) -> None:
+        """Write K/V of the step's rows to one layer."""
+        whole = self._find_whole(kv_store, metadata)
+        self._reference.write(key, value, index=index, kv_store=kv_store, metadata=whole)
+
     def find_plan(
         self, layer: AttentionLayer, kv_store: KVStore, metadata: NativeMetadata, dtype: torch.dtype
     ) -> LayerPlan | None:
@@ -136,11 +149,13 @@ class NativeBackend:
         kv_store: KVStore,
         metadata: NativeMetadata,
     ) -> Tensor:
+        whole = self._find_whole(kv_store, metadata)
+        return self._reference.attend(*rows, layer=layer, kv_store=kv_store, metadata=whole)
+
+    def _find_whole(self, kv_store: KVStore, metadata: NativeMetadata) -> TorchRefMetadata:
         if metadata.whole is None:
             metadata.whole = self._reference.prepare(metadata.batch, kv_store)
-        return self._reference.attend(
-            *rows, layer=layer, kv_store=kv_store, metadata=metadata.whole
-        )
+        return metadata.whole
 
 
 def _is_supported(layer: AttentionLayer, kv_store: KVStore, dtype: torch.dtype) -> bool:

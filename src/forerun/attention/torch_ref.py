@@ -110,13 +110,7 @@ class TorchRefBackend:
     ) -> Tensor:
         """Write K/V, attend, and return the heads' outputs side by side."""
         keys, values = _find_pools(kv_store, layer.index)
-        slot_index = metadata.find_slot_index(layer.num_kv_heads)
-        if metadata.fresh_blocks is not None:
-            # Slots past the last written one are read under a mask; what an earlier owner left
-            # there must at least be finite, for 0 * NaN is NaN.
-            keys.clear(metadata.fresh_blocks)
-            values.clear(metadata.fresh_blocks)
-        key, value = keys.write(slot_index, key), values.write(slot_index, value)
+        key, value = _write_rows((key, value), (keys, values), metadata)
         plan = metadata.find_plan(layer, query.dtype)
         output = self._attend_buckets(query, keys, values, layer, plan)
         for piece in plan.pieces:
@@ -124,6 +118,18 @@ class TorchRefBackend:
                 query[piece.start : piece.stop], key, value, layer, piece, (keys, values)
             )
         return output.view(len(query), -1)
+
+    def write(
+        self,
+        key: Tensor,
+        value: Tensor,
+        *,
+        index: int,
+        kv_store: KVStore,
+        metadata: TorchRefMetadata,
+    ) -> None:
+        """Write K/V of the step's rows to one layer."""
+        _write_rows((key, value), _find_pools(kv_store, index), metadata)
 
     def _attend_buckets(
         self, query: Tensor, keys: _Pool, values: _Pool, layer: AttentionLayer, plan: LayerPlan
@@ -208,6 +214,20 @@ class TorchRefBackend:
             scale=layer.scale,
         )
         return result.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _write_rows(
+    rows: tuple[Tensor, Tensor], pools: tuple[_Pool, _Pool], metadata: TorchRefMetadata
+) -> tuple[Tensor, Tensor]:
+    """Write keys and values of one layer [T, Hkv, D]; return them as they read back."""
+    slot_index = metadata.find_slot_index(rows[0].shape[1])
+    if metadata.fresh_blocks is not None:
+        # Slots past the last written one are read under a mask; what an earlier owner left there
+        # must at least be finite, for 0 * NaN is NaN.
+        for pool in pools:
+            pool.clear(metadata.fresh_blocks)
+    key, value = (pool.write(slot_index, own) for pool, own in zip(pools, rows, strict=True))
+    return key, value
 
 
 def _find_pools(kv_store: KVStore, index: int) -> tuple[_Pool, _Pool]:

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from forerun.commands.flags import Parser
 from forerun.commands.rollouts import (
+    CALIBRATION,
     add_rollout_flags,
     engine_options,
     obtain_rollouts,
@@ -36,7 +37,7 @@ def add_parser(subparsers: Any) -> Parser:
     parser: Parser = subparsers.add_parser(
         "calibrate", help="fit the temperatures of a drafter's confidences"
     )
-    add_rollout_flags(parser, default_prompts="calibration")
+    add_rollout_flags(parser, default_prompts=CALIBRATION)
     parser.set_defaults(run=run)
     return parser
 

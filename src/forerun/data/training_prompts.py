@@ -1,4 +1,6 @@
-"""The default prompts for training a drafter: 20,000 requests whose answers the target writes.
+"""The default prompts for training a drafter: 19,000 requests whose answers the target writes.
+
+1,000 more of the same mixture are kept apart, to calibrate a drafter on what it never saw.
 
 The mixture is a table of kinds. Every kind offers more prompts than are taken; its own are chosen
 by a hash of their ids, and the kinds are interleaved evenly, so that any prefix of the result is a
@@ -22,6 +24,7 @@ from forerun.data.prompt_sets import Row, read_evaluation_texts
 _SEED = "0"
 # Answers are what a drafter learns from: longer prompts would only cost time.
 _MAX_CHARS = 1600
+_NUM_CALIBRATION = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +103,15 @@ KINDS = (
 
 def build_training_prompts(progress: Callable[[str], None] | None = None) -> list[Row]:
     """Return the prompts, fetching their packages the first time; raises ConfigError."""
+    return _build_mixture(progress)[:-_NUM_CALIBRATION]
+
+
+def build_calibration_prompts(progress: Callable[[str], None] | None = None) -> list[Row]:
+    """Return the prompts that are kept out of training; raises ConfigError."""
+    return _build_mixture(progress)[-_NUM_CALIBRATION:]
+
+
+def _build_mixture(progress: Callable[[str], None] | None) -> list[Row]:
     docs = Documents(fetch_sources(progress))
     overlap = OverlapFilter(read_evaluation_texts(progress))
     placed: list[tuple[float, str, Row]] = []

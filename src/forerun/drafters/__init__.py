@@ -43,10 +43,19 @@ def _draft_model(config: SpeculativeConfig, loading: DrafterLoading | None) -> D
     return load_draft_model(config, loading)
 
 
+def _dspark(config: SpeculativeConfig, loading: DrafterLoading | None) -> Drafter:
+    from forerun.drafters.dspark.load import load_dspark
+
+    assert loading is not None, "a block drafter has weights to load"
+    return load_dspark(config, loading)
+
+
 DRAFTERS: dict[str, Factory] = {
     "none": _none,
     "ngram": _ngram,
     "draft_model": _draft_model,
+    "dspark": _dspark,
+    "dflash": _dspark,
     "synthetic": _synthetic,
 }
 
@@ -58,8 +67,13 @@ def build_drafter(config: SpeculativeConfig, loading: DrafterLoading | None = No
 
 def read_kv_layers(config: SpeculativeConfig) -> tuple[KVLayerShape, ...]:
     """Return the layers the drafter will have in the pool, before any weights are loaded."""
-    if config.method != "draft_model":
-        return ()
-    from forerun.drafters.load_draft_model import read_draft_spec
+    if config.method == "draft_model":
+        from forerun.drafters.load_draft_model import read_draft_spec
 
-    return read_draft_spec(config).build_kv_layers()
+        return read_draft_spec(config).build_kv_layers()
+    if config.method in ("dspark", "dflash"):
+        from forerun.drafters.dspark.backbone import build_spec
+        from forerun.drafters.dspark.load import read_config
+
+        return build_spec(read_config(config)).build_kv_layers()
+    return ()

@@ -68,9 +68,7 @@ class DraftSampler:
 
         `logits` [n, V] float32 are raw; `active` [n] numbers the requests.
         """
-        scaled = ScaledRows.measure(logits, self._temperature[active])
-        peaks = scaled.peak_prob.squeeze(1).double()
-        evidence = (peaks.log() - torch.log1p(-peaks)).clamp_(-MAX_EVIDENCE, MAX_EVIDENCE)
+        evidence = measure_evidence(logits, self._temperature[active])
         methods = self._methods[active]
         token_ids = torch.empty(len(active), dtype=torch.int64, device=logits.device)
         for method in np.unique(methods):
@@ -78,7 +76,7 @@ class DraftSampler:
             index = torch.from_numpy(rows).to(logits.device)
             own = logits if len(rows) == len(active) else logits[index]
             token_ids[index] = self._choose_alike(method, own, active[rows], place)
-        return token_ids, evidence.float()
+        return token_ids, evidence
 
     def _choose_methods(self, rules: DraftRules) -> list[str]:
         """Settle every request's method; q is given out in order while memory lasts."""
@@ -125,3 +123,10 @@ class DraftSampler:
             kept = probs.new_empty(self._requests[number].depth, len(probs))
             self.probs[number] = kept
         kept[place] = probs
+
+
+def measure_evidence(logits: Tensor, temperature: np.ndarray) -> Tensor:
+    """Return the log-odds of max q [n] of float32 logits [n, any] at temperatures [n]."""
+    peaks = ScaledRows.measure(logits, temperature).peak_prob.squeeze(1).double()
+    evidence = (peaks.log() - torch.log1p(-peaks)).clamp_(-MAX_EVIDENCE, MAX_EVIDENCE)
+    return evidence.float()

@@ -235,8 +235,21 @@ class ForwardParams(ctypes.Structure):
     ]
 
 
-# What forerun_forward answers.
+# What forerun_forward and forerun_draft answer.
 UNKNOWN_TOKEN, UNKNOWN_POSITION = 1, 2
+
+
+class DraftParams(ctypes.Structure):
+    """The sequential head of a block drafter; see cpp/abi.h."""
+
+    _fields_ = [
+        ("bias_table", PackedWeight),
+        *_fields(c_void_p, "embedding base anchor_ids target_ids hidden confidence_weight"),
+        *_fields(c_void_p, "token_ids confidence scratch"),
+        *_fields(c_int64, "row_stride position_stride num_rows num_positions"),
+        *_fields(c_int64, "vocab_size hidden_size reads_embedding dtype hidden_dtype num_threads"),
+        ("confidence_bias", c_double),
+    ]
 
 
 class StepLayoutParams(ctypes.Structure):
@@ -273,6 +286,8 @@ FUNCTIONS: dict[str, tuple[type[ctypes.Structure], type | None]] = {
     "forerun_linear": (LinearParams, None),
     "forerun_segment": (SegmentParams, None),
     "forerun_forward": (ForwardParams, c_int64),
+    "forerun_draft_bytes": (DraftParams, c_int64),
+    "forerun_draft": (DraftParams, c_int64),
     "forerun_lay_out": (StepLayoutParams, c_int64),
     "forerun_plan_attention": (AttentionPlanParams, c_int64),
     "forerun_sample": (SampleParams, None),

@@ -62,6 +62,8 @@ class Kernels:
         self.linear = _bind(library, "forerun_linear")
         self.segment = _bind(library, "forerun_segment")
         self.forward = _bind(library, "forerun_forward")
+        self.draft_bytes = _bind(library, "forerun_draft_bytes")
+        self.draft = _bind(library, "forerun_draft")
         self.lay_out = _bind(library, "forerun_lay_out")
         self.plan_attention = _bind(library, "forerun_plan_attention")
         self.sample = _bind(library, "forerun_sample")

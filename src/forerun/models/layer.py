@@ -49,6 +49,7 @@ class DecoderLayer(Block):
             head_dim=spec.head_dim,
             scale=spec.attention_scale,
             window=spec.layers[index].window,
+            causal=spec.causal,
         )
         self.attention = Attention(
             spec.hidden_size,

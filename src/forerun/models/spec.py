@@ -43,7 +43,8 @@ class ModelSpec:
 
     `architecture` is the Hugging Face name. `max_model_len` is the trained context. `quantization`
     names the type most layer weights of a GGUF file are stored in, floats included (F16, Q4_1); how
-    they are computed is the engine's choice.
+    they are computed is the engine's choice. Rows of a model that is not `causal` see those after
+    their own too: the block of a parallel drafter.
     """
 
     architecture: str
@@ -69,6 +70,7 @@ class ModelSpec:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     quantization: str | None = None
+    causal: bool = True
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

@@ -16,7 +16,7 @@ from forerun.engine.resolve import Resolved
 from forerun.kernels import find_kernels
 from forerun.kernels.cpu import read_cpu_name
 from forerun.profiling.shapes import ProfileLimits
-from forerun.speculative_config import SpeculativeConfig
+from forerun.speculative_config import MODEL_METHODS, SpeculativeConfig
 
 
 def build_profile_key(
@@ -78,8 +78,8 @@ def identify_model(path: Path) -> str:
 def _describe_drafter(config: SpeculativeConfig) -> str:
     if config.method == "ngram":
         return f"ngram of {config.prompt_lookup_min} to {config.prompt_lookup_max} tokens"
-    if config.method == "draft_model":
-        return f"draft model, {config.draft_sample_method}"
+    if config.method in MODEL_METHODS:
+        return f"{config.method.replace('_', ' ')}, {config.draft_sample_method}"
     return config.method
 
 

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from forerun.core import SamplingParams
 from forerun.data.bundled import resolve_model_path
 from forerun.engine.llm import LLM, Completion
 from forerun.errors import ConfigError
 from forerun.logs import get_logger
 from forerun.models.loader import read_model_spec
-from forerun.training.products import widen
 from forerun.training.recorder import HiddenStateRecorder
 from forerun.training.shards import (
     Manifest,
@@ -32,7 +33,7 @@ from forerun.training.shards import (
     write_manifest,
     write_shard,
 )
-from forerun.training.target import check_taps, compute_lse, load_tables, spread_taps
+from forerun.training.target import TargetTables, check_taps, compute_lse, load_tables, spread_taps
 
 logger = get_logger(__name__)
 
@@ -79,7 +80,9 @@ class Generation:
         self._report = report
         path = resolve_model_path(settings.model)
         spec = read_model_spec(path)
-        taps = settings.target_layer_ids or spread_taps(spec.num_layers)
+        taps = settings.target_layer_ids
+        if taps is None:
+            taps = spread_taps(spec.num_layers)
         check_taps(taps, spec.num_layers)
         self._recorder = HiddenStateRecorder(taps, self._count_rows)
         self._llm = LLM(
@@ -102,7 +105,7 @@ class Generation:
         self._todo = [row for row in prompts if row["id"] not in done]
         self.progress = GenerationProgress(len(prompts), len(prompts) - len(self._todo))
         self.needed_bytes = self._estimate_bytes(manifest)
-        self._widened_head = widen(load_tables(path).head)
+        self._tables: TargetTables = load_tables(path)
 
     def check_disk(self, limit: int | None) -> None:
         """Refuse what would not fit: the free space, or a limit given in bytes."""
@@ -142,7 +145,19 @@ class Generation:
             self._collect(row["id"], chosen.temperature, completion)
             for (row, _), chosen, completion in zip(short, params, completions, strict=True)
         ]
-        return [sequence for sequence in sequences if len(sequence.hidden) >= MIN_ANSWER_TOKENS]
+        kept = [sequence for sequence in sequences if len(sequence.hidden) >= MIN_ANSWER_TOKENS]
+        if kept:
+            self._add_lse(kept)
+        return kept
+
+    def _add_lse(self, sequences: Sequence[TargetSequence]) -> None:
+        """Fill in the normalisers of all answers in one go."""
+        lengths = [len(sequence.hidden) for sequence in sequences]
+        hidden = torch.cat([sequence.hidden for sequence in sequences])
+        answers = torch.cat([s.token_ids[s.prompt_len :] for s in sequences])
+        parts = torch.split(compute_lse(hidden, self._tables.head, answers), lengths)
+        for sequence, lse in zip(sequences, parts, strict=True):
+            sequence.target_lse = lse
 
     def _encode(self, row: Row) -> list[int]:
         if "messages" in row:
@@ -162,8 +177,6 @@ class Generation:
     def _collect(
         self, prompt_id: str, temperature: float, completion: Completion
     ) -> TargetSequence:
-        import torch
-
         prompt, answer = completion.prompt_token_ids, completion.choices[0].token_ids
         token_ids = torch.tensor([*prompt, *answer])
         features, hidden = self._recorder.collect(
@@ -176,7 +189,7 @@ class Generation:
             prompt_len=len(prompt),
             features=features,
             hidden=hidden,
-            target_lse=compute_lse(hidden, self._widened_head, token_ids[len(prompt) :]),
+            target_lse=torch.empty(0),
         )
 
     def _count_rows(self, num_rows: int) -> None:

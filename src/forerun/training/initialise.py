@@ -22,7 +22,6 @@ from forerun.models.decoder import DecoderModel
 from forerun.models.loader import load_model, read_model_spec
 from forerun.models.spec import ModelSpec
 from forerun.training.dataset import Dataset
-from forerun.training.products import widen
 from forerun.training.settings import TrainSettings
 from forerun.training.shards import Manifest, TargetSequence
 from forerun.training.target import compute_lse
@@ -83,7 +82,7 @@ def _check_same_head(path: Path, head: Tensor, sequence: TargetSequence) -> None
     """Refuse a model of the same sizes whose head is not the one that made the data."""
     rows = slice(0, _CHECKED_ROWS)
     answer = sequence.token_ids[sequence.prompt_len :]
-    own = compute_lse(sequence.hidden[rows], widen(head), answer[rows])
+    own = compute_lse(sequence.hidden[rows], head, answer[rows])
     error = float((own - sequence.target_lse[rows]).abs().median())
     if not error <= _MAX_LSE_ERROR:
         raise ConfigError(

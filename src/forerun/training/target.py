@@ -13,7 +13,7 @@ from torch import Tensor
 
 from forerun.errors import ConfigError
 from forerun.models.loader import load_model
-from forerun.training.products import multiply_chosen, multiply_shifted
+from forerun.training.products import multiply_chosen, multiply_shifted, widen
 
 DEFAULT_NUM_TAPS = 5
 _LSE_ROWS = 512
@@ -58,14 +58,19 @@ def load_tables(path: Path, dtype: torch.dtype = torch.bfloat16) -> TargetTables
     return TargetTables(embed.clone(), head.clone() if head is not embed else embed)
 
 
-def compute_lse(hidden: Tensor, widened_head: Tensor, token_ids: Tensor) -> Tensor:
+def compute_lse(hidden: Tensor, head: Tensor, token_ids: Tensor) -> Tensor:
     """Return logsumexp of the logits of final-normed rows [A, d], float32 [A].
 
     Computed as training computes the target's probabilities from the same rows, so that these sum
-    to 1 there. The head is one of `widen`; `token_ids` [A] are likely tokens of the rows.
+    to 1 there. `token_ids` [A] are likely tokens of the rows.
     """
-    rows = hidden.to(widened_head.dtype)
-    shift = multiply_chosen(rows, widened_head[:, :-2], token_ids)
-    parts = zip(torch.split(rows, _LSE_ROWS), torch.split(shift, _LSE_ROWS), strict=True)
-    pieces = [multiply_shifted(r, widened_head, s).float().logsumexp(dim=-1) for r, s in parts]
-    return shift + torch.cat(pieces) if pieces else torch.empty(0)
+    widened = widen(head)
+    # NOTE: results are written into memory that is there before: small tensors that outlive large
+    # temporary ones of changing sizes would split what these leave, and memory would grow.
+    lse = torch.empty(len(hidden))
+    for begin in range(0, len(hidden), _LSE_ROWS):
+        part = slice(begin, begin + _LSE_ROWS)
+        rows = hidden[part].to(head.dtype)
+        shift = multiply_chosen(rows, head, token_ids[part])
+        lse[part] = shift + multiply_shifted(rows, widened, shift).float().logsumexp(dim=-1)
+    return lse

@@ -16,7 +16,7 @@ PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9]
 def llm(monkeypatch: pytest.MonkeyPatch) -> LLM:
     """Return an LLM whose engine counts up."""
     built = (make_engine(), ByteTokenizer(), {})
-    monkeypatch.setattr(llm_module, "build_engine", lambda config, progress: built)
+    monkeypatch.setattr(llm_module, "build_engine", lambda config, progress, sink: built)
     return LLM()
 
 

@@ -33,7 +33,8 @@ class DSparkConfig:
 
     `target_layer_ids` name outputs of target layers, -1 the embeddings. `vocab_size` is the
     target's; a smaller `draft_vocab_size` means that drafts come from a part of it. Rotary
-    frequencies are divided by `rope_freq_factors` [head_dim / 2], where given.
+    frequencies are divided by `rope_freq_factors` [head_dim / 2], where given. `flavour` names
+    whose layers the backbone has.
     """
 
     hidden_size: int
@@ -102,6 +103,26 @@ class DSparkConfig:
     def confidence_size(self) -> int:
         """Inputs of the confidence head."""
         return self.hidden_size + (self.markov_rank if self.reads_markov_in_confidence else 0)
+
+    @property
+    def embed_scale(self) -> float:
+        """Factor of the block's embeddings."""
+        return self.hidden_size**0.5 if self.flavour == "gemma4" else 1.0
+
+    @property
+    def attention_scale(self) -> float:
+        """Factor of the attention scores."""
+        return 1.0 if self.flavour == "gemma4" else self.head_dim**-0.5
+
+    @property
+    def values_are_keys(self) -> bool:
+        """Whether values are the projected keys, normed without a weight and not rotated."""
+        return self.flavour == "gemma4"
+
+    @property
+    def activation(self) -> str:
+        """Activation of the MLP, by our name."""
+        return "gelu_tanh" if self.flavour == "gemma4" else "silu"
 
     def count_slots(self, num_drafts: int) -> int:
         """Return the rows of a block that gives `num_drafts` drafts."""

@@ -1,25 +1,31 @@
 """config.json of a block drafter -> DSparkConfig, from each of three dialects. No torch.
 
-DeepSpec puts its keys beside those of a Qwen3 config; SpecForge puts them into `dflash_config`;
-speculators puts the Qwen3 config into `transformer_layer_config`. They count the layers they tap
-and the slots of a block differently; what they say here is in our terms: layer k's output, and
-drafts per block. What they leave open, the names of the stored tensors decide.
+DeepSpec puts its keys beside those of a Qwen3 or Gemma 4 config; SpecForge puts them into
+`dflash_config`; speculators puts the Qwen3 config into `transformer_layer_config`. They count the
+layers they tap and the slots of a block differently; what they say here is in our terms: layer k's
+output, and drafts per block. What they leave open, the names of the stored tensors decide.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from typing import Any
 
 from forerun.drafters.dspark.config import DSparkConfig
 from forerun.errors import ConfigError
-from forerun.models.hf_config import read_common_fields, read_rope, read_window_layers
+from forerun.models.hf_config import (
+    FULL_ATTENTION,
+    read_common_fields,
+    read_rope,
+    read_window_layers,
+)
 from forerun.models.spec import Fields
 
 SPECULATORS_TYPES = ("dspark", "dflash")
 _CONFIDENCE_BIAS = "confidence_head.proj.bias"
 _SPECFORGE_ATTENTION = ("gqa", "mha")
-_BACKBONE_FIELDS = (
+_SIZE_FIELDS = (
     "hidden_size",
     "intermediate_size",
     "num_heads",
@@ -72,8 +78,9 @@ def _find_reader(config: Fields) -> Callable[[Fields], dict[str, Any]]:
 
 
 def _read_deepspec(config: Fields) -> dict[str, Any]:
+    is_gemma = "Gemma4" in _read_architecture(config)
     return {
-        **_read_backbone(config),
+        **(_read_gemma4_backbone(config) if is_gemma else _read_backbone(config)),
         **_read_heads(config),
         **_read_block(config, sample_from_anchor=True),
         "target_layer_ids": _read_layer_ids(config, "target_layer_ids", offset=0),
@@ -87,8 +94,8 @@ def _read_specforge(config: Fields) -> dict[str, Any]:
     mode = merged.text("attention_mode", _SPECFORGE_ATTENTION[0])
     if mode not in _SPECFORGE_ATTENTION:
         raise merged.error("attention_mode", mode, " or ".join(_SPECFORGE_ATTENTION))
-    names = config.values.get("architectures") or [""]
-    is_dspark = merged.text("projector_type", "") == "dspark" or "DSpark" in str(names[0])
+    is_dspark = merged.text("projector_type", "") == "dspark"
+    is_dspark |= "DSpark" in _read_architecture(config)
     return {
         **_read_backbone(config),
         **_read_heads(merged),
@@ -119,23 +126,54 @@ def _read_speculators(config: Fields) -> dict[str, Any]:
 
 
 def _read_backbone(config: Fields) -> dict[str, Any]:
-    common = read_common_fields(
-        Fields({"architectures": [""], **config.values}, config.source), head_dim=128
-    )
-    if common["activation"] != "silu":
-        raise config.error("hidden_act", config.values["hidden_act"], "silu")
+    sizes = _read_sizes(config, "silu")
+    rope = read_rope(config, sizes["head_dim"])
+    windows = [layer.window for layer in read_window_layers(config, rope)]
+    if any(window is not None for window in windows):
+        raise config.error("layer_types", config.values.get("layer_types"), "full attention only")
+    return {**sizes, "rope_theta": rope.theta, "rope_freq_factors": rope.freq_factors}
+
+
+def _read_gemma4_backbone(config: Fields) -> dict[str, Any]:
+    """Read layers that all have the geometry of Gemma 4's global attention."""
+    if not config.flag("attention_k_eq_v"):
+        raise config.error("attention_k_eq_v", False, "true (values made from keys)")
+    renamed = {
+        **config.values,
+        "head_dim": config.integer("global_head_dim"),
+        "num_key_value_heads": config.integer("num_global_key_value_heads"),
+        "hidden_act": config.text("hidden_activation", "gelu_pytorch_tanh"),
+    }
+    sizes = _read_sizes(Fields(renamed, config.source), "gelu_pytorch_tanh")
+    kinds = config.mapping("rope_parameters")
+    rope = kinds.mapping(FULL_ATTENTION) if kinds else None
+    if rope is None or rope.text("rope_type", "") != "proportional":
+        given = config.values.get("rope_parameters")
+        raise config.error("rope_parameters", given, f"of type proportional for {FULL_ATTENTION}")
+    num_turning = int(rope.number("partial_rotary_factor", 1.0) * sizes["head_dim"] // 2)
+    num_still = sizes["head_dim"] // 2 - num_turning
+    return {
+        **sizes,
+        "rope_theta": rope.number("rope_theta"),
+        # An infinite factor is a frequency of 0: those pairs do not turn.
+        "rope_freq_factors": (1.0,) * num_turning + (math.inf,) * num_still,
+        "flavour": "gemma4",
+        "logit_softcap": config.optional_number("final_logit_softcapping"),
+    }
+
+
+def _read_sizes(config: Fields, activation: str) -> dict[str, Any]:
+    """Return the sizes of layers that have no biases and this activation."""
+    values = {"architectures": [""], **config.values}
+    common = read_common_fields(Fields(values, config.source), head_dim=128)
+    if config.text("hidden_act", "silu") != activation:
+        raise config.error("hidden_act", config.values.get("hidden_act"), activation)
     if config.flag("attention_bias"):
         raise config.error("attention_bias", True, "false (projections without bias)")
-    rope = read_rope(config, common["head_dim"])
-    layers = read_window_layers(config, rope)
-    if any(layer.window is not None for layer in layers):
-        raise config.error("layer_types", config.values.get("layer_types"), "full attention only")
     return {
-        **{name: common[name] for name in _BACKBONE_FIELDS},
-        "num_layers": len(layers),
+        **{name: common[name] for name in _SIZE_FIELDS},
+        "num_layers": config.integer("num_hidden_layers"),
         "draft_vocab_size": common["vocab_size"],
-        "rope_theta": rope.theta,
-        "rope_freq_factors": rope.freq_factors,
     }
 
 
@@ -178,6 +216,11 @@ def _read_verifier(config: Fields) -> str:
     details = config.mapping("speculators_config")
     verifier = details.mapping("verifier") if details else None
     return verifier.text("name_or_path", "") if verifier else ""
+
+
+def _read_architecture(config: Fields) -> str:
+    names = config.values.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def _find_head_type(configured: str, tensor_names: Collection[str]) -> str:

@@ -148,8 +148,29 @@ struct ForwardParams {
   double embed_scale;
 };
 
-// What forerun_forward answers: done, or nothing was done because of a token id or a position.
+// What forerun_forward and forerun_draft answer: done, or nothing was done because of a token id or
+// a position.
 constexpr int64_t kDone = 0, kUnknownToken = 1, kUnknownPosition = 2;
+
+// What a block drafter proposes, position by position: the first largest of base + W2 e, where e is
+// the row of W1 of the token before (the anchor at first), and how likely that is to be accepted,
+// sigmoid(w . [hidden ; e] + b). W1 and W2 are of the type `dtype`.
+struct DraftParams {
+  PackedWeight bias_table;  // W2 [draft_vocab_size, rank], plain
+  const void *embedding;    // W1 [vocab_size, rank]
+  const float *base;        // [num_rows, num_positions, draft_vocab_size], strides given
+  const int64_t *anchor_ids;  // [num_rows]
+  const int64_t *target_ids;  // [draft_vocab_size] within the vocabulary; null: ids are the same
+  const void *hidden;         // [num_rows, num_positions, hidden_size]
+  const float *confidence_weight;  // [hidden_size], with the embedding [hidden_size + rank]
+  int64_t *token_ids;  // [num_rows, num_positions] result, of the target's vocabulary
+  float *confidence;   // same, probabilities; null: not wanted
+  void *scratch;       // as many bytes as forerun_draft_bytes says
+  int64_t row_stride, position_stride, num_rows, num_positions;
+  int64_t vocab_size, hidden_size, reads_embedding;
+  int64_t dtype, hidden_dtype, num_threads;
+  double confidence_bias;
+};
 
 // Rows of a step from what each request has: its new rows, the positions before them, its KV blocks.
 struct StepLayoutParams {

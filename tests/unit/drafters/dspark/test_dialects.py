@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
+from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding
 
 from dspark_networks import (
     deepspec_values,
     make_batch,
     make_config,
+    make_gemma4_config,
     make_network,
     make_tensors,
     qwen3_values,
@@ -24,7 +27,7 @@ from dspark_networks import (
 from forerun.drafters.dspark.checkpoint import load_dspark_tensors, load_network, read_dspark_config
 from forerun.drafters.dspark.config import DSparkConfig
 from forerun.drafters.dspark.dialects import parse_config
-from forerun.drafters.dspark.network import DSparkNetwork
+from forerun.drafters.dspark.network import DSparkNetwork, compute_rotation
 from forerun.errors import ConfigError
 
 CONFIG = make_config()
@@ -75,6 +78,105 @@ def test_published_checkpoints_have_their_published_sizes(name: str) -> None:
     assert len(parameters) == 64
     assert sum(p.numel() for p in parameters) == total
     assert sum(p.numel() for p in parameters if p.requires_grad) == trainable
+
+
+GEMMA4_12B = {
+    "architectures": ["Gemma4DSparkModel"],
+    "model_type": "gemma4_text",
+    "hidden_size": 3840,
+    "intermediate_size": 15_360,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "num_global_key_value_heads": 1,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "attention_k_eq_v": True,
+    "attention_bias": False,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "final_logit_softcapping": 30.0,
+    "num_hidden_layers": 5,
+    "vocab_size": 262_144,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "proportional",
+            "rope_theta": 1_000_000.0,
+            "partial_rotary_factor": 0.25,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
+    "layer_types": ["full_attention"] * 5,
+    "block_size": 7,
+    "target_layer_ids": [5, 17, 29, 41, 46],
+    "mask_token_id": 4,
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+    "markov_rank": 256,
+    "markov_head_type": "vanilla",
+}
+
+
+def test_the_published_gemma4_checkpoint_has_its_published_size() -> None:
+    config = parse_config(GEMMA4_12B, {"confidence_head.proj.bias"})
+    assert config.logit_softcap == 30.0
+    with torch.device("meta"):
+        state = DSparkNetwork(config).state_dict()
+    del state["d2t"]
+    assert sum(tensor.numel() for tensor in state.values()) == 3_430_444_550
+
+
+def test_gemma4_heads_turn_as_transformers_turns_them() -> None:
+    config = parse_config(GEMMA4_12B, {"confidence_head.proj.bias"})
+    target = Gemma4TextConfig(**{**GEMMA4_12B, "architectures": None})
+    positions = torch.arange(0, 5000, 7)
+    rotary = Gemma4TextRotaryEmbedding(target)
+    cos, sin = rotary(torch.zeros(1), positions[None], "full_attention")
+    own_cos, own_sin = compute_rotation(config, positions)
+    torch.testing.assert_close(own_cos[:, 0, 0], cos[0, :, :256], atol=1e-5, rtol=0)
+    torch.testing.assert_close(own_sin[:, 0, 0], sin[0, :, :256], atol=1e-5, rtol=0)
+
+
+def test_stored_gemma4_tensors_compute_what_their_network_does(tmp_path: Path) -> None:
+    config = make_gemma4_config()
+    values = deepspec_values(config) | {
+        "architectures": ["Gemma4DSparkModel"],
+        "global_head_dim": config.head_dim,
+        "num_global_key_value_heads": 1,
+        "num_key_value_heads": 2,
+        "attention_k_eq_v": True,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "final_logit_softcapping": 2.0,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": config.rope_theta,
+                "partial_rotary_factor": 0.25,
+            }
+        },
+    }
+    whole = make_network(config)
+    tensors = whole.state_dict()
+    del tensors["d2t"]
+    folder = write_drafter(tmp_path, values, tensors)
+    assert read_dspark_config(folder) == config
+    batch = make_batch(config)
+    torch.testing.assert_close(load_network(folder)(batch), whole(batch), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention_k_eq_v": False}, "attention_k_eq_v = False"),
+        ({"global_head_dim": None}, "lacks 'global_head_dim'"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "proportional"),
+        ({"rope_parameters": None}, "lacks 'rope_parameters'"),
+        ({"hidden_activation": "silu"}, "must be gelu_pytorch_tanh"),
+    ],
+)
+def test_bad_gemma4_values_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(GEMMA4_12B | changes, NAMES)
 
 
 @pytest.mark.parametrize("write", DIALECTS)

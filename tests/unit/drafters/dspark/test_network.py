@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dspark_networks import make_batch, make_config, make_network, run_naively
+from dspark_networks import make_batch, make_config, make_gemma4_config, make_network, run_naively
 from forerun.drafters.dspark.network import BlockBatch, DSparkNetwork
 
 CONFIGS = {
@@ -16,6 +16,7 @@ CONFIGS = {
     "legacy": make_config(sample_from_anchor=False),
     "one_kv_head_each": make_config(num_kv_heads=4),
     "wide_heads": make_config(head_dim=16),
+    "gemma4": make_gemma4_config(),
 }
 
 
@@ -123,6 +124,15 @@ def test_a_bfloat16_network_takes_features_of_any_type() -> None:
     hidden = network.bfloat16()(batch)
     assert hidden.dtype == torch.bfloat16
     assert (hidden.float() - exact).abs().max() < 0.15
+
+
+def test_capped_logits_stay_below_the_cap() -> None:
+    network = make_network(make_gemma4_config(logit_softcap=2.0))
+    hidden = 5 * torch.randn(3, network.config.hidden_size)
+    expected = 2.0 * torch.tanh(hidden @ network.lm_head.weight.T / 2.0)
+    logits = network.compute_base_logits(hidden)
+    torch.testing.assert_close(logits, expected)
+    assert logits.abs().max() <= 2.0
 
 
 def test_sharing_takes_the_targets_tables_and_the_draft_vocabularys_head_rows() -> None:
