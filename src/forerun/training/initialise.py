@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.dspark.config import DSparkConfig
-from forerun.drafters.dspark.network import BlockAttention, DSparkNetwork
+from forerun.drafters.dspark.block_layer import BlockAttention
+from forerun.drafters.dspark.network import DSparkNetwork
 from forerun.errors import ConfigError
 from forerun.models.decoder import DecoderModel
 from forerun.models.loader import load_model, read_model_spec
