@@ -15,8 +15,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from forerun.drafters.dspark.config import DSparkConfig
 from forerun.drafters.dspark.block_layer import BlockAttention
+from forerun.drafters.dspark.config import DSparkConfig
 from forerun.drafters.dspark.network import DSparkNetwork
 from forerun.errors import ConfigError
 from forerun.models.decoder import DecoderModel
