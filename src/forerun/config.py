@@ -8,9 +8,10 @@ logs the choice with its reason. No torch here, so the API process can read it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_type_hints
 
+from forerun.drafters.shipped import find_shipped_drafter
 from forerun.errors import ConfigError, describe_unknown_key
 from forerun.options import check_choice, check_positive, check_type, option
 from forerun.speculative_config import DEFAULT_SPECULATION, SpeculativeConfig
@@ -108,11 +109,14 @@ class EngineConfig:
     def from_options(cls, **options: Any) -> EngineConfig:
         """Build from flat option names, as the offline `LLM` takes them; raises ConfigError.
 
-        `speculative_config` may be a SpeculativeConfig, a mapping or a JSON string.
+        `speculative_config` may be a SpeculativeConfig, a mapping or a JSON string. Without one
+        it is adaptive: DSpark for a model whose drafter ships, n-gram for any other.
         """
         parts = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
         owners = {f.name: part for part, kind in parts.items() for f in fields(kind)}
         speculative = _parse_speculative(options.pop("speculative_config", None))
+        if speculative is None:
+            speculative = choose_speculation(str(options.get("model", DEFAULT_MODEL)))
         grouped: dict[str, dict[str, Any]] = {part: {} for part in parts}
         for name, value in options.items():
             if name not in owners:
@@ -124,10 +128,16 @@ class EngineConfig:
         return cls(speculative=speculative, **built)
 
 
-def _parse_speculative(given: object) -> SpeculativeConfig:
-    if given is None:
+def choose_speculation(model: str) -> SpeculativeConfig:
+    """Return what runs for a model when nothing is said about speculation."""
+    drafter = find_shipped_drafter(model)
+    if drafter is None:
         return DEFAULT_SPECULATION
-    if isinstance(given, SpeculativeConfig):
+    return replace(DEFAULT_SPECULATION, method="dspark", model=drafter)
+
+
+def _parse_speculative(given: object) -> SpeculativeConfig | None:
+    if given is None or isinstance(given, SpeculativeConfig):
         return given
     if isinstance(given, str):
         return SpeculativeConfig.from_json(given)

@@ -68,10 +68,10 @@ def run(args: argparse.Namespace) -> int:
 def find_checkpoint(options: dict[str, Any]) -> tuple[Path, int]:
     """Return the drafter's folder and how many tokens it drafts; raises ConfigError."""
     from forerun.config import EngineConfig
-    from forerun.engine.build import find_draft_model
+    from forerun.drafters.locate import find_drafter_path
 
     speculative = EngineConfig.from_options(**options).speculative
-    folder = find_draft_model(speculative)
+    folder = find_drafter_path(speculative)
     if folder is None or not folder.is_dir():
         raise ConfigError(
             "calibrate needs a drafter with a confidence head; name its folder in "

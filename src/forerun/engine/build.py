@@ -20,6 +20,7 @@ from forerun.config import EngineConfig
 from forerun.data.bundled import resolve_model_path
 from forerun.drafters import build_drafter, read_kv_layers
 from forerun.drafters.base import Drafter, DrafterCapabilities, DrafterLoading
+from forerun.drafters.locate import find_drafter_path
 from forerun.engine.allocator import give_back_freed_memory, keep_freed_memory
 from forerun.engine.engine import Engine
 from forerun.engine.messages import EngineLimits
@@ -172,7 +173,9 @@ def find_costs(
     """Return the cost profile of these parts: given, stored, or measured now."""
     profile = obtain_profile(
         parts.runner,
-        build_profile_key(config, parts.resolved, parts.path, find_draft_model(config.speculative)),
+        build_profile_key(
+            config, parts.resolved, parts.path, find_drafter_path(config.speculative)
+        ),
         given_path=config.speculative.cost_profile,
         limits=build_profile_limits(config, parts.resolved, parts.model.spec.vocab_size),
         progress=_name_stage(progress, "measuring step costs"),
@@ -187,14 +190,9 @@ def _name_stage(progress: Progress | None, stage: str) -> Callable[[int, int], N
     return None if progress is None else partial(progress, stage)
 
 
-def find_draft_model(config: SpeculativeConfig) -> Path | None:
-    """Return the draft model's file or folder, if there is one; raises ConfigError."""
-    return resolve_model_path(config.model) if config.model else None
-
-
 def load_temperatures(config: SpeculativeConfig) -> ConfidenceTemperatures | None:
     """Return the temperatures that lie beside a draft model, if any; raises ConfigError."""
-    path = find_draft_model(config)
+    path = find_drafter_path(config)
     if path is None or not path.is_dir():
         return None
     return ConfidenceTemperatures.load(path, config.num_speculative_tokens)

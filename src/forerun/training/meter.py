@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own name)
 from torch import Tensor
 
-from forerun.training.loss import RowLabels, RowLosses
+from forerun.training.objective import BatchLoss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,18 +54,21 @@ class Meter:
         self._num_batches = 0
         self._has_matches = False
 
-    def add(self, loss: Tensor, confidence: Tensor, losses: RowLosses, labels: RowLabels) -> None:
-        """Add one batch's total loss, its confidence loss and its rows."""
+    def add(self, loss: BatchLoss) -> None:
+        """Add one batch; its blocks may be shorter."""
+        losses, labels = loss.rows, loss.labels
         weights, inside = labels.weights, labels.draft_ids >= 0
         hard_weights = weights * inside
         rows = zip(
             (losses.hard, losses.soft, losses.l1), (hard_weights, weights, weights), strict=True
         )
         means = [(row * weight).sum() / weight.sum().clamp_min(1e-6) for row, weight in rows]
-        self._terms += torch.stack([loss.detach(), *means, confidence.detach()])
-        mask = (weights > 0).view(-1, self._block_size)
-        acceptance = losses.acceptance.view_as(mask) * mask
-        matched = mask if losses.greedy_match is None else losses.greedy_match.view_as(mask) & mask
+        self._terms += torch.stack([loss.total.detach(), *means, loss.confidence.detach()])
+        mask = self._spread(weights > 0, loss.block_size)
+        acceptance = self._spread(losses.acceptance, loss.block_size) * mask
+        matched = mask
+        if losses.greedy_match is not None:
+            matched = self._spread(losses.greedy_match, loss.block_size) & mask
         self._has_matches = losses.greedy_match is not None
         self._positions += torch.stack([mask.sum(0), acceptance.sum(0), matched.sum(0)])
         whole = mask.all(1)
@@ -72,6 +76,10 @@ class Meter:
         num_blocks = torch.full_like(whole, True).sum()
         self._blocks += torch.stack([num_blocks, whole.sum(), (lengths * whole).sum()])
         self._num_batches += 1
+
+    def _spread(self, rows: Tensor, block_size: int) -> Tensor:
+        """Return rows [R] as blocks of full length [A, g], zeros at the end."""
+        return F.pad(rows.view(-1, block_size), (0, self._block_size - block_size))
 
     def measure(self) -> Measurement:
         """Return the averages; there must have been a batch."""

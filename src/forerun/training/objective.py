@@ -32,12 +32,13 @@ _FAST_BF16 = frozenset({"avx512_bf16", "amx_bf16"})
 
 @dataclass(slots=True)
 class BatchLoss:
-    """The loss to go backward from, and what it is made of."""
+    """The loss to go backward from, and what it is made of: rows of blocks of `block_size`."""
 
     total: Tensor
     confidence: Tensor
     rows: RowLosses
     labels: RowLabels
+    block_size: int
 
 
 class Objective:
@@ -78,7 +79,13 @@ class Objective:
             confidence = compute_confidence_loss(
                 confidence_logits, losses.acceptance, weights, totals[1]
             )
-        return BatchLoss(total + terms.confidence * confidence, confidence, losses, labels)
+        return BatchLoss(
+            total=total + terms.confidence * confidence,
+            confidence=confidence,
+            rows=losses,
+            labels=labels,
+            block_size=batch.mask.shape[1],
+        )
 
     def _run_network(self, batch: TrainBatch) -> tuple[Rows, Tensor | None]:
         """Return what logits are made of, and the logits [R] of the confidence head."""

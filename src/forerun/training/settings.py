@@ -14,6 +14,7 @@ from forerun.errors import ConfigError, describe_unknown_key
 from forerun.options import check_choice, check_frac, check_positive, check_type, option
 
 INITIALISATIONS = ("random", "target")
+_SHORTEST_BLOCK = 3
 HEAD_TYPES = ("vanilla", "gated", "rnn")
 # A network built of other ones of these is another network.
 STRUCTURAL = (
@@ -33,6 +34,11 @@ class TrainSettings:
 
     num_layers: int = option(2, "layers of the drafter")
     block_size: int = option(7, "drafts one block gives")
+    min_block_size: int | None = option(
+        None,
+        "shortest block to train on; every step draws a length from here to block_size (default: "
+        "3, or block_size if that is less)",
+    )
     draft_vocab_size: int = option(
         8192, "tokens that can be drafted: the most frequent in the data"
     )
@@ -45,7 +51,7 @@ class TrainSettings:
     init: str = option("random", "weights to start from: random, or target (its last layers)")
     steps: int = option(20000, "optimiser steps of the whole schedule")
     sequences_per_step: int = option(2, "answers per step and process")
-    anchors_per_sequence: int = option(40, "blocks per answer")
+    anchors_per_sequence: int = option(40, "full blocks per answer; more of shorter ones")
     learning_rate: float = option(2e-3, "highest learning rate")
     warmup_frac: float = option(0.04, "share of the steps over which the rate rises")
     final_rate_frac: float = option(0.02, "what is left of the rate at the end of its cosine")
@@ -90,8 +96,18 @@ class TrainSettings:
                 raise ConfigError(f"{name} must be 0 or more, got {getattr(self, name)}.")
         check_choice("init", self.init, INITIALISATIONS)
         check_choice("markov_head_type", self.markov_head_type, HEAD_TYPES)
+        if self.shortest_block > self.block_size:
+            raise ConfigError(
+                f"min_block_size ({self.min_block_size}) must be at most block_size "
+                f"({self.block_size})."
+            )
         if self.averaging == 1 or self.beta2 == 1 or self.heldout_frac == 1:
             raise ConfigError("averaging, beta2 and heldout_frac must be below 1.")
+
+    @property
+    def shortest_block(self) -> int:
+        """Length of the shortest blocks trained on."""
+        return self.min_block_size or min(_SHORTEST_BLOCK, self.block_size)
 
     @classmethod
     def from_recipe(cls, recipe: str, options: Mapping[str, Any]) -> TrainSettings:
@@ -104,6 +120,7 @@ class TrainSettings:
 _POSITIVE = (
     "num_layers",
     "block_size",
+    "min_block_size",
     "draft_vocab_size",
     "steps",
     "sequences_per_step",

@@ -7,9 +7,10 @@ steps an uninterrupted one would have. The loop knows the clock only through `cl
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -128,9 +129,9 @@ class Trainer:
         terms = compute_loss_weights(self.num_done, self._settings)
         with torch.no_grad(), self._optimiser.averaged():
             for number, place in enumerate(places):
-                batch = self._build_batch([self._dataset.read(place)], [number])
-                loss = self._objective.compute(batch, terms)
-                meter.add(loss.total, loss.confidence, loss.rows, loss.labels)
+                sequences = [self._dataset.read(place)]
+                batch = self._build_batch(sequences, [number], self._settings.block_size)
+                meter.add(self._objective.compute(batch, terms))
         measured = meter.measure()
         self._send_report("heldout", measured, 0.0)
         return measured
@@ -178,7 +179,7 @@ class Trainer:
         rate = compute_learning_rate(self.num_done, settings)
         optimiser.step(self.num_done, rate, norm)
         self.num_done += 1
-        self._window.add(total, loss.confidence, loss.rows, loss.labels)
+        self._window.add(replace(loss, total=total))
         self._window_tokens += batch.num_tokens
 
     def _draw_batch(self) -> TrainBatch:
@@ -187,14 +188,25 @@ class Trainer:
         first = (self.num_done * processes.size + processes.rank) * count
         # A sequence's anchors depend on its place in the order, not on which process has it.
         seeds = [self._settings.seed * _SEED_STRIDE + first + i for i in range(count)]
-        return self._build_batch(self._dataset.draw(first, count), seeds)
+        return self._build_batch(self._dataset.draw(first, count), seeds, self._draw_block_size())
 
-    def _build_batch(self, sequences: list[TargetSequence], seeds: list[int]) -> TrainBatch:
+    def _draw_block_size(self) -> int:
+        """Return the length of this step's blocks, the same in all processes.
+
+        Slots see each other, so a drafter is only good at the lengths it was trained on.
+        """
+        chooser = random.Random(f"{self._settings.seed}:{self.num_done}")
+        return chooser.randint(self._settings.shortest_block, self._settings.block_size)
+
+    def _build_batch(
+        self, sequences: list[TargetSequence], seeds: list[int], block_size: int
+    ) -> TrainBatch:
+        settings = self._settings
         return build_batch(
             sequences,
             seeds,
-            anchors_per_sequence=self._settings.anchors_per_sequence,
-            block_size=self._settings.block_size,
+            anchors_per_sequence=settings.anchors_per_sequence * settings.block_size // block_size,
+            block_size=block_size,
             device=self._device,
         )
 

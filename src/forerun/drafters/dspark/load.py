@@ -8,11 +8,11 @@ whether the drafter fits the target is known when both meet.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from forerun.data.bundled import resolve_model_path
 from forerun.drafters.base import DrafterLoading
 from forerun.drafters.draft_sampling import DraftRules
 from forerun.drafters.dspark.backbone import Backbone, pack
@@ -22,6 +22,7 @@ from forerun.drafters.dspark.config import DSparkConfig
 from forerun.drafters.dspark.context import ContextProjection
 from forerun.drafters.dspark.drafter import DSparkDrafter, DSparkParts
 from forerun.drafters.dspark.heads import ConfidenceHead, build_markov_head
+from forerun.drafters.locate import find_drafter_path
 from forerun.errors import ConfigError
 from forerun.layers.linear import WeightOptions
 from forerun.logs import get_logger
@@ -33,7 +34,7 @@ logger = get_logger(__name__)
 def read_config(config: SpeculativeConfig) -> DSparkConfig:
     """Read what the drafter is made of; raises ConfigError that names the key."""
     try:
-        dspark = read_dspark_config(resolve_model_path(config.model))
+        dspark = read_dspark_config(_find_folder(config))
     except ConfigError as error:
         raise ConfigError(f"speculative_config 'model': {error}") from error
     if dspark.method != config.method:
@@ -55,6 +56,12 @@ def read_config(config: SpeculativeConfig) -> DSparkConfig:
     return dspark
 
 
+def _find_folder(config: SpeculativeConfig) -> Path:
+    path = find_drafter_path(config)
+    assert path is not None, "methods with weights have a model"
+    return path
+
+
 def load_dspark(config: SpeculativeConfig, loading: DrafterLoading) -> DSparkDrafter:
     """Load a drafter for methods dspark and dflash; raises ConfigError."""
     dspark = read_config(config)
@@ -65,7 +72,7 @@ def load_dspark(config: SpeculativeConfig, loading: DrafterLoading) -> DSparkDra
             dspark.max_model_len,
             loading.max_model_len,
         )
-    tensors = load_dspark_tensors(resolve_model_path(config.model), dspark)
+    tensors = load_dspark_tensors(_find_folder(config), dspark)
     is_coupled = config.rejection_sample_method == "coupled"
     return DSparkDrafter(
         build_parts(

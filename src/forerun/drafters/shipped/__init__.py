@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forerun.data.bundled import resolve_model_path
-
 _FOLDER = Path(__file__).parent
 _WEIGHTS = "model.safetensors"
 # By the name of the bundled target.
@@ -18,15 +16,10 @@ _FOR_TARGET = {"smollm2-135m-instruct": "smollm2-135m-instruct-dspark"}
 def find_shipped_drafter(target: str) -> str | None:
     """Return the name of the drafter that ships for a bundled target; None if there is none."""
     name = _FOR_TARGET.get(target)
-    return name if name is not None and (_FOLDER / name / _WEIGHTS).is_file() else None
+    return name if name is not None and find_shipped_folder(name) is not None else None
 
 
-def resolve_drafter_path(model: str) -> Path:
-    """Return the folder or file a drafter's `model` key means; raises ConfigError.
-
-    A name of a shipped drafter comes first; anything else is what a model may be.
-    """
-    folder = _FOLDER / model
-    if model in _FOR_TARGET.values() and folder.is_dir():
-        return folder
-    return resolve_model_path(model)
+def find_shipped_folder(name: str) -> Path | None:
+    """Return the folder of a shipped drafter by its name; None if none is called that."""
+    folder = _FOLDER / name
+    return folder if name in _FOR_TARGET.values() and (folder / _WEIGHTS).is_file() else None
