@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(drafter, folder / "untrained")
     network = load_network(folder / "untrained")
     torch.manual_seed(0)
-    for name, weight in network.named_parameters():
+    for weight in network.parameters():
         if weight.dim() > 1 and weight.isfinite().all():
             torch.nn.init.normal_(weight, std=0.02)
     network.shares_target = True
