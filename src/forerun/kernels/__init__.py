@@ -2,8 +2,8 @@
 
 C++ sources are in cpp/, compiled at install by setup.py. packed.py holds weights as the linear
 kernel reads them, ops.py the small operations with their PyTorch versions, sampling_ops.py and
-cut_ops.py sampling, draft_ops.py the sequential head of block drafters. attention/native.py and
-models/segments.py call the rest. Nothing here knows models, requests or steps.
+cut_ops.py sampling, draft_ops.py and ingest_ops.py what only block drafters do. attention/native.py
+and models/segments.py call the rest. Nothing here knows models, requests or steps.
 """
 
 from __future__ import annotations

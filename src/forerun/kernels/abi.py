@@ -235,7 +235,7 @@ class ForwardParams(ctypes.Structure):
     ]
 
 
-# What forerun_forward and forerun_draft answer.
+# What forward, draft and ingest answer.
 UNKNOWN_TOKEN, UNKNOWN_POSITION = 1, 2
 
 
@@ -249,6 +249,21 @@ class DraftParams(ctypes.Structure):
         *_fields(c_int64, "row_stride position_stride num_rows num_positions"),
         *_fields(c_int64, "vocab_size hidden_size reads_embedding dtype hidden_dtype num_threads"),
         ("confidence_bias", c_double),
+    ]
+
+
+class IngestParams(ctypes.Structure):
+    """Taps to K/V of a block drafter's layers; see cpp/abi.h."""
+
+    _fields_ = [
+        ("fc", PackedWeight),
+        ("key_value", PackedWeight),
+        *_fields(c_void_p, "hidden_norm key_norm features fused heads scratch positions slots"),
+        *_fields(c_void_p, "cosines sines keys values key_scales value_scales"),
+        *_fields(c_int64, "cos_stride sin_stride num_positions"),
+        *_fields(c_int64, "num_rows num_layers num_kv_heads head_dim block_size"),
+        *_fields(c_int64, "dtype num_threads"),
+        ("eps", c_double),
     ]
 
 
@@ -288,6 +303,7 @@ FUNCTIONS: dict[str, tuple[type[ctypes.Structure], type | None]] = {
     "forerun_forward": (ForwardParams, c_int64),
     "forerun_draft_bytes": (DraftParams, c_int64),
     "forerun_draft": (DraftParams, c_int64),
+    "forerun_ingest": (IngestParams, c_int64),
     "forerun_lay_out": (StepLayoutParams, c_int64),
     "forerun_plan_attention": (AttentionPlanParams, c_int64),
     "forerun_sample": (SampleParams, None),

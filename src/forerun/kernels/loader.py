@@ -64,6 +64,7 @@ class Kernels:
         self.forward = _bind(library, "forerun_forward")
         self.draft_bytes = _bind(library, "forerun_draft_bytes")
         self.draft = _bind(library, "forerun_draft")
+        self.ingest = _bind(library, "forerun_ingest")
         self.lay_out = _bind(library, "forerun_lay_out")
         self.plan_attention = _bind(library, "forerun_plan_attention")
         self.sample = _bind(library, "forerun_sample")

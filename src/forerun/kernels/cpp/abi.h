@@ -148,8 +148,8 @@ struct ForwardParams {
   double embed_scale;
 };
 
-// What forerun_forward and forerun_draft answer: done, or nothing was done because of a token id or
-// a position.
+// What forward, draft and ingest answer: done, or nothing was done because of a token id or of a
+// position.
 constexpr int64_t kDone = 0, kUnknownToken = 1, kUnknownPosition = 2;
 
 // What a block drafter proposes, position by position: the first largest of base + W2 e, where e is
@@ -170,6 +170,25 @@ struct DraftParams {
   int64_t vocab_size, hidden_size, reads_embedding;
   int64_t dtype, hidden_dtype, num_threads;
   double confidence_bias;
+};
+
+// What a block drafter keeps of rows: norm(fc x) of their taps x, from it keys, normed by head and
+// rotated, and values of all its layers, written to the pool.
+struct IngestParams {
+  PackedWeight fc;         // [hidden_size, num_taps * hidden_size]
+  PackedWeight key_value;  // [2 * num_layers * num_kv_heads * head_dim, hidden_size]: keys first
+  const float *hidden_norm;       // [hidden_size]
+  const float *key_norm;          // [num_layers * num_kv_heads, head_dim]
+  const void *features;           // [num_rows, fc.in_features], rows contiguous
+  void *fused, *heads, *scratch;  // [num_rows, fc.out_features, key_value.out_features, widest input]
+  const int64_t *positions, *slots;              // [num_rows]
+  const void *cosines, *sines;                   // [num_positions, head_dim / 2], strides given
+  void *const *keys, *const *values;             // [num_layers] as in AttentionParams
+  float *const *key_scales, *const *value_scales;  // [num_layers] or null
+  int64_t cos_stride, sin_stride, num_positions;
+  int64_t num_rows, num_layers, num_kv_heads, head_dim, block_size;
+  int64_t dtype, num_threads;
+  double eps;
 };
 
 // Rows of a step from what each request has: its new rows, the positions before them, its KV blocks.
