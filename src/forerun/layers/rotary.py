@@ -78,3 +78,8 @@ class Rotary(nn.Module):
 def apply_rotary(heads: Tensor, rotation: Rotation) -> Tensor:
     """Rotate [num_tokens, num_heads, head_dim]; `heads` is used up and may be the result."""
     return rotate_heads(heads, rotation.cos, rotation.sin)
+
+
+def split_angles(rotation: Rotation) -> tuple[Tensor, Tensor]:
+    """Return plain cosines and sines [num_tokens, head_dim / 2] as views, one row per token."""
+    return rotation.cos.flatten(1), rotation.sin[:, 0, 1]

@@ -15,11 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from forerun.attention.base import AttentionContext
+from forerun.attention.native import NativeMetadata
+from forerun.cache.kv_store import KVStore
 from forerun.drafters.dspark.config import DSparkConfig
+from forerun.kernels.ingest_ops import ContextWeights, ContextWriter
 from forerun.kernels.ops import rms_norm
+from forerun.kernels.packed import PackedWeight
 from forerun.layers.linear import Linear, WeightOptions
 from forerun.layers.norm import RMSNorm
-from forerun.layers.rotary import Rotation, apply_rotary
+from forerun.layers.rotary import Rotary, Rotation, apply_rotary, split_angles
 
 
 class ContextProjection(nn.Module):
@@ -35,6 +39,7 @@ class ContextProjection(nn.Module):
         self.hidden_norm = RMSNorm(width, config.rms_norm_eps, options)
         self.key_value = Linear(width, 2 * num_heads * config.head_dim, options)
         self.key_norm = options.empty(num_heads, config.head_dim, dtype=torch.float32)
+        self._writer: ContextWriter | None = None
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the weights of a checkpoint, by its names."""
@@ -59,8 +64,34 @@ class ContextProjection(nn.Module):
         keys, values = heads.chunk(2, dim=1)
         return apply_rotary(rms_norm(keys, self.key_norm, self._eps), rotation), values
 
-    def write(self, features: Tensor, rotation: Rotation, attention: AttentionContext) -> None:
+    def prepare_native(self, kv_store: KVStore) -> None:
+        """Let rows of the CPU go to these layers of the pool in one call, where that is possible.
+
+        `kv_store` holds the drafter's own layers; once weights are packed.
+        """
+        fc, key_value = self.fc.packed, self.key_value.packed
+        if isinstance(fc, PackedWeight) and isinstance(key_value, PackedWeight):
+            weights = ContextWeights(
+                fc=fc,
+                key_value=key_value,
+                hidden_norm=self.hidden_norm.weight,
+                key_norm=self.key_norm,
+                eps=self._eps,
+            )
+            self._writer = ContextWriter.build(weights, kv_store)
+
+    def ingest(
+        self, features: Tensor, positions: Tensor, rope: Rotary, attention: AttentionContext
+    ) -> None:
         """Write K/V of a step's rows; `attention` is of the drafter's own layers."""
+        metadata = attention.metadata
+        if self._writer is None or not isinstance(metadata, NativeMetadata):
+            self._write(features, rope(positions, features.dtype), attention)
+            return
+        table = rope.find_table(int(positions.max()), features.dtype)
+        self._writer.write(features, positions, metadata.batch.slot_mapping, split_angles(table))
+
+    def _write(self, features: Tensor, rotation: Rotation, attention: AttentionContext) -> None:
         keys, values = self.forward(features, rotation)
         by_layer = (x.split(self.num_kv_heads, dim=1) for x in (keys, values))
         for index, (key, value) in enumerate(zip(*by_layer, strict=True)):

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import cast
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from forerun.drafters.dspark.choosing import (
 )
 from forerun.drafters.dspark.config import DSparkConfig
 from forerun.drafters.dspark.context import ContextProjection
+from forerun.layers.rotary import Rotary
 from forerun.models.base import TargetModel
 from forerun.models.decoder import DecoderModel
 from forerun.plan import DraftRequest
@@ -95,6 +97,7 @@ class DSparkDrafter:
         self._parts.backbone.share_target(target, self._parts.heads.d2t)
         self._backend, self._device = cache.backend, cache.device
         self._kv_store = cache.kv_store.select(spec.num_layers, self._config.num_layers)
+        self._parts.context.prepare_native(self._kv_store)
 
     def ingest(
         self,
@@ -104,12 +107,11 @@ class DSparkDrafter:
         attention: AttentionContext,
     ) -> None:
         """Write the K/V of every computed row, whoever's it is."""
-        features = aux_hidden_states.flatten(1)
-        rotation = self._parts.backbone.ropes[0](positions, features.dtype)
         own = AttentionContext(
             backend=attention.backend, kv_store=self._kv_store, metadata=attention.metadata
         )
-        self._parts.context.write(features, rotation, own)
+        rope = cast("Rotary", self._parts.backbone.ropes[0])
+        self._parts.context.ingest(aux_hidden_states.flatten(1), positions, rope, own)
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[DraftRequest]) -> DraftProposal:
