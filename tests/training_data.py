@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from forerun.training.settings import TrainSettings
-from forerun.training.shards import (
+from forerun.training.answers.shards import (
     Manifest,
     TargetSequence,
     name_shard,
     write_manifest,
     write_shard,
 )
-from forerun.training.target import compute_lse
+from forerun.training.answers.target import compute_lse
+from forerun.training.settings import TrainSettings
 from tiny_models import save_hf_model
 
 NUM_LAYERS = 4

@@ -22,10 +22,10 @@ from forerun.errors import ConfigError
 from forerun.models.decoder import DecoderModel
 from forerun.models.loader import load_model, read_model_spec
 from forerun.models.spec import ModelSpec
-from forerun.training.dataset import Dataset
+from forerun.training.answers.dataset import Dataset
+from forerun.training.answers.shards import Manifest, TargetSequence
+from forerun.training.answers.target import compute_lse
 from forerun.training.settings import TrainSettings
-from forerun.training.shards import Manifest, TargetSequence
-from forerun.training.target import compute_lse
 
 # Another model's heads, or another quantisation, give sums that differ by whole units.
 _MAX_LSE_ERROR = 0.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from forerun.training.loss import LossWeights
+from forerun.training.objective.loss import LossWeights
 from forerun.training.settings import TrainSettings
 
 

@@ -16,11 +16,11 @@ from forerun.data.bundled import resolve_model_path
 from forerun.drafters.dspark.network import DSparkNetwork
 from forerun.errors import ConfigError
 from forerun.logs import get_logger
+from forerun.training.answers.dataset import Dataset
 from forerun.training.checkpoints import Checkpoint, find_checkpoint, read_checkpoint
-from forerun.training.dataset import Dataset
 from forerun.training.distributed import Processes
 from forerun.training.initialise import Target, build_network
-from forerun.training.objective import choose_compute_dtype
+from forerun.training.objective.batch_loss import choose_compute_dtype
 from forerun.training.settings import STRUCTURAL, TrainSettings
 from forerun.training.trainer import CHECKPOINTS, Trainer, TrainReport
 

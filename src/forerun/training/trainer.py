@@ -19,16 +19,16 @@ from forerun.drafters.dspark.checkpoint import save_checkpoint
 from forerun.drafters.dspark.network import DSparkNetwork
 from forerun.errors import ConfigError
 from forerun.logs import get_logger
-from forerun.training.batches import TrainBatch, build_batch
+from forerun.training.answers.dataset import Dataset
+from forerun.training.answers.shards import TargetSequence
 from forerun.training.checkpoints import Checkpoint, find_checkpoint, write_checkpoint
-from forerun.training.dataset import Dataset
 from forerun.training.distributed import Processes
-from forerun.training.meter import Measurement, Meter
-from forerun.training.objective import Objective
+from forerun.training.objective.batch_loss import Objective
+from forerun.training.objective.batches import TrainBatch, build_batch
+from forerun.training.objective.meter import Measurement, Meter
 from forerun.training.optimiser import Optimiser
 from forerun.training.schedule import compute_learning_rate, compute_loss_weights
 from forerun.training.settings import TrainSettings
-from forerun.training.shards import TargetSequence
 
 logger = get_logger(__name__)
 

@@ -10,7 +10,7 @@ import pytest
 
 from forerun.cli import main
 from forerun.commands.train.run import LOG_FILE, describe, signals_to
-from forerun.training.meter import Measurement
+from forerun.training.objective.meter import Measurement
 from forerun.training.trainer import TrainReport
 from training_data import make_target, write_data
 

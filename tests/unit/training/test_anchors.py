@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forerun.training.anchors import build_blocks, sample_anchors
-from forerun.training.batches import TrainBatch, build_batch
-from forerun.training.shards import TargetSequence
+from forerun.training.answers.shards import TargetSequence
+from forerun.training.objective.anchors import build_blocks, sample_anchors
+from forerun.training.objective.batches import TrainBatch, build_batch
 
 
 def sample(prompt_len: int, length: int, count: int, seed: int = 0) -> list[int]:

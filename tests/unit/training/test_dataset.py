@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from forerun.errors import ConfigError
-from forerun.training.dataset import Dataset, is_held_out
-from forerun.training.shards import find_shards, write_manifest
+from forerun.training.answers.dataset import Dataset, is_held_out
+from forerun.training.answers.shards import find_shards, write_manifest
 from training_data import load_head, make_sequence, make_target, write_data
 
 
@@ -77,7 +77,7 @@ def test_shards_are_mixed_a_few_at_a_time(data: Path) -> None:
 
 def test_answers_without_a_block_are_left_out(target: Path, tmp_path: Path) -> None:
     data = write_data(tmp_path, target, num_sequences=1)
-    from forerun.training.shards import name_shard, write_shard
+    from forerun.training.answers.shards import name_shard, write_shard
 
     head = load_head(target)
     short = make_sequence(head, 1)

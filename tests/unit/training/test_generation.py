@@ -14,10 +14,10 @@ from forerun.config import DEFAULT_MODEL
 from forerun.data.bundled import resolve_model_path
 from forerun.data.prompt_sets import build_prompt_set
 from forerun.errors import ConfigError
-from forerun.training.generation import Generation, GenerationProgress, GenerationSettings
-from forerun.training.recorder import HiddenStateRecorder
-from forerun.training.shards import Shard, TargetSequence, find_shards
-from forerun.training.target import load_tables, spread_taps
+from forerun.training.answers.generation import Generation, GenerationProgress, GenerationSettings
+from forerun.training.answers.recorder import HiddenStateRecorder
+from forerun.training.answers.shards import Shard, TargetSequence, find_shards
+from forerun.training.answers.target import load_tables, spread_taps
 
 MAX_TOKENS = 24
 PROMPTS = build_prompt_set("small")[:6]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forerun.errors import ConfigError
-from forerun.training.dataset import Dataset
+from forerun.training.answers.dataset import Dataset
 from forerun.training.initialise import (
     Target,
     build_network,

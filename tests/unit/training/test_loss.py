@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forerun.training.loss import (
+from forerun.training.objective.loss import (
     LossWeights,
     RowLabels,
     RowLosses,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forerun.hidden_states import ComputedRows
-from forerun.training.recorder import HiddenStateRecorder
+from forerun.training.answers.recorder import HiddenStateRecorder
 
 
 def make_rows(positions: range) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from forerun.errors import ConfigError
-from forerun.training.shards import (
+from forerun.training.answers.shards import (
     Manifest,
     Shard,
     TargetSequence,

@@ -25,7 +25,7 @@ from forerun.errors import ConfigError
 from forerun.logs import configure_logging, get_logger
 
 if TYPE_CHECKING:
-    from forerun.training.generation import GenerationProgress, GenerationSettings
+    from forerun.training.answers.generation import GenerationProgress, GenerationSettings
 
 logger = get_logger(__name__)
 DEFAULT_PROMPTS = "default"
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     limit = None if args.max_disk is None else parse_bytes("--max-disk", args.max_disk)
     prompts = read_prompts(args.prompts, args.num_prompts)
     settings = _build_settings(args)
-    from forerun.training.generation import Generation
+    from forerun.training.answers.generation import Generation
 
     started_s = time.perf_counter()
     with GenerationBar() as bar:
@@ -119,7 +119,7 @@ def read_prompts(source: str, limit: int | None) -> list[dict[str, Any]]:
 
 def _build_settings(args: argparse.Namespace) -> GenerationSettings:
     from forerun.core import SamplingParams
-    from forerun.training.generation import GenerationSettings
+    from forerun.training.answers.generation import GenerationSettings
 
     for temperature in args.temperatures:
         SamplingParams(temperature=temperature, top_p=args.top_p, max_tokens=args.max_tokens)

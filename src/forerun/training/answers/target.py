@@ -13,7 +13,7 @@ from torch import Tensor
 
 from forerun.errors import ConfigError
 from forerun.models.loader import load_model
-from forerun.training.products import multiply_chosen, multiply_shifted, widen
+from forerun.training.objective.products import multiply_chosen, multiply_shifted, widen
 
 DEFAULT_NUM_TAPS = 5
 _LSE_ROWS = 512

@@ -19,7 +19,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own name)
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from forerun.training.products import multiply_chosen, multiply_shifted, widen
+from forerun.training.objective.products import multiply_chosen, multiply_shifted, widen
 
 _MIN_WEIGHT = 1e-6
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own name)
 from torch import Tensor
 
-from forerun.training.objective import BatchLoss
+from forerun.training.objective.batch_loss import BatchLoss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

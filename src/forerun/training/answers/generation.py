@@ -22,8 +22,8 @@ from forerun.engine.llm import LLM, Completion
 from forerun.errors import ConfigError
 from forerun.logs import get_logger
 from forerun.models.loader import read_model_spec
-from forerun.training.recorder import HiddenStateRecorder
-from forerun.training.shards import (
+from forerun.training.answers.recorder import HiddenStateRecorder
+from forerun.training.answers.shards import (
     Manifest,
     Shard,
     TargetSequence,
@@ -33,7 +33,13 @@ from forerun.training.shards import (
     write_manifest,
     write_shard,
 )
-from forerun.training.target import TargetTables, check_taps, compute_lse, load_tables, spread_taps
+from forerun.training.answers.target import (
+    TargetTables,
+    check_taps,
+    compute_lse,
+    load_tables,
+    spread_taps,
+)
 
 logger = get_logger(__name__)
 

@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ConfigError
-from forerun.training.shards import Manifest, Shard, TargetSequence, find_shards, read_manifest
+from forerun.training.answers.shards import (
+    Manifest,
+    Shard,
+    TargetSequence,
+    find_shards,
+    read_manifest,
+)
 
 _MIN_ANSWER_TOKENS = 2
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from forerun.drafters.dspark.network import DSparkNetwork
 from forerun.kernels.cpu import read_cpu_flags
-from forerun.training.batches import TrainBatch
 from forerun.training.distributed import Processes
-from forerun.training.loss import (
+from forerun.training.objective.batches import TrainBatch
+from forerun.training.objective.loss import (
     LossWeights,
     RowLabels,
     RowLosses,

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.dspark.network import BlockBatch
-from forerun.training.anchors import Blocks, build_blocks, sample_anchors
-from forerun.training.shards import TargetSequence
+from forerun.training.answers.shards import TargetSequence
+from forerun.training.objective.anchors import Blocks, build_blocks, sample_anchors
 
 
 @dataclass(slots=True)

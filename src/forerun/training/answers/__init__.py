@@ -1,0 +1,1 @@
+"""Answers of the target with what it computed: generated, written, read in training order."""
