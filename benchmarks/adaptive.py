@@ -1,9 +1,10 @@
 """Adaptive verification against no speculation and against a fixed depth, over load.
 
-Four servers run all the time: none, n-gram with 3 and with 7 drafts verified every step, and n-gram
-with 7 drafts and adaptive verification. A block measures every load, and at each load every arm
-once on the same prompts (natural stops, greedy), one right after another and in rotated order: the
-machine's speed drifts within minutes. Reported per load: throughput of each arm, and adaptive
+Servers run all the time: none, a drafter with each fixed depth verified every step, the same with
+its greatest depth and adaptive verification, and if wanted adaptive n-gram drafts beside another
+drafter. A block measures every load, and at each load every arm once on the same prompts (natural
+stops, greedy), one right after another and in rotated order: the machine's speed drifts within
+minutes. Reported per load: throughput of each arm, and adaptive
 against each other arm and against the best of them, as ratios within blocks with their 95 %
 interval. Also what was verified per step, and predicted against measured step time.
 
@@ -14,6 +15,8 @@ a nearly empty engine busy. At one request both are the same.
     python -m benchmarks.adaptive
     python -m benchmarks.adaptive --blocks 3 --serve-flags "--dtype bfloat16 --quantization exact"
     python -m benchmarks.adaptive --model qwen2.5-coder-0.5b-instruct
+    python -m benchmarks.adaptive --depths 3,5 --beside-ngram \
+        --drafter '{"method": "dspark", "model": "smollm2-135m-instruct-dspark"}'
 """
 
 from __future__ import annotations
@@ -42,12 +45,8 @@ from forerun.bench.results.provenance import collect_provenance
 from forerun.bench.run import Watcher, measure
 
 NGRAM = {"method": "ngram"}
-SPECULATION: dict[str, dict[str, Any]] = {
-    "none": {"method": "none"},
-    "fixed-3": {**NGRAM, "num_speculative_tokens": 3},
-    "fixed-7": {**NGRAM, "num_speculative_tokens": 7},
-    "adaptive": {**NGRAM, "num_speculative_tokens": 7, "enable_adaptive_verification": True},
-}
+ADAPTIVE = {"enable_adaptive_verification": True}
+Speculation = dict[str, dict[str, Any]]
 COUNTERS = {
     "verified": "forerun:verified_tokens_total",
     "accepted": "forerun:accepted_tokens_total",
@@ -62,7 +61,10 @@ COUNTERS = {
 def main() -> None:
     """Run every block and print tables, JSON last."""
     args = parse_arguments(sys.argv[1:])
-    arms = [Arm(name=name, command=_build_command(name, args)) for name in SPECULATION]
+    speculation = build_speculation(args)
+    arms = [
+        Arm(name=name, command=_build_command(keys, args)) for name, keys in speculation.items()
+    ]
     sizes = dict(zip(args.loads, args.prompts, strict=True))
     cells: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
@@ -83,10 +85,10 @@ def main() -> None:
                     cells.append(_measure_cell(config, arm.name, block))
                     progress.advance()
             _save(args.output, args, cells)
-    summary = summarise(cells)
+    summary = summarise(cells, list(speculation))
     show(summary)
     if args.figure is not None:
-        draw(summary, args.figure, args.model)
+        draw(summary, args.figure, f"{args.model}, {args.drafter['method']} drafts, real prompts")
     print(json.dumps({"summary": summary, "provenance": collect_provenance()}))
 
 
@@ -99,6 +101,11 @@ def parse_arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--prompts", type=_parse_list, default=[6, 24, 96, 320], help="requests per load"
     )
+    parser.add_argument("--drafter", type=json.loads, default=NGRAM, help="keys of the drafter")
+    parser.add_argument("--depths", type=_parse_list, default=[3, 7], help="fixed depths")
+    parser.add_argument(
+        "--beside-ngram", action="store_true", help="measure adaptive n-gram drafts too"
+    )
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--output", type=Path, help="write every cell to this JSON file")
     parser.add_argument("--figure", type=Path, help="draw budget and throughput over load")
@@ -108,22 +115,31 @@ def parse_arguments(given: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def summarise(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def build_speculation(args: argparse.Namespace) -> Speculation:
+    """Return the speculative configuration of every arm."""
+    depth = {"num_speculative_tokens": max(args.depths)}
+    speculation: Speculation = {"none": {"method": "none"}}
+    for fixed in args.depths:
+        speculation[f"fixed-{fixed}"] = {**args.drafter, "num_speculative_tokens": fixed}
+    speculation["adaptive"] = {**args.drafter, **depth, **ADAPTIVE}
+    if args.beside_ngram:
+        speculation["ngram"] = {**NGRAM, "num_speculative_tokens": 7, **ADAPTIVE}
+    return speculation
+
+
+def summarise(cells: Sequence[Mapping[str, Any]], arms: Sequence[str]) -> list[dict[str, Any]]:
     """Return one entry per load: arms, and adaptive against the others within blocks."""
     summary = []
     for load in dict.fromkeys(cell["load"] for cell in cells):
-        speeds: dict[str, dict[int, float]] = {name: {} for name in SPECULATION}
+        speeds: dict[str, dict[int, float]] = {name: {} for name in arms}
         for cell in cells:
             if cell["load"] == load and cell["is_sound"]:
                 speeds[cell["arm"]][cell["block"]] = cell["throughput"]
         medians = {name: statistics.median(of.values()) for name, of in speeds.items() if of}
         best = max((name for name in medians if name != "adaptive"), key=medians.__getitem__)
         ratios = {
-            name: _compare(speeds["adaptive"], speeds[name])
-            for name in SPECULATION
-            if name != "adaptive"
+            name: _compare(speeds["adaptive"], speeds[name]) for name in arms if name != "adaptive"
         }
-        sums = _sum_counters(cells, load)
         summary.append(
             {
                 "load": load,
@@ -134,7 +150,7 @@ def summarise(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 },
                 "adaptive_over_best": ratios[best],
                 "adaptive_over": ratios,
-                "counters": sums,
+                "counters": {arm: _sum_counters(cells, load, arm) for arm in arms},
             }
         )
     return summary
@@ -144,11 +160,13 @@ def show(summary: Sequence[Mapping[str, Any]]) -> None:
     """Print the tables."""
     console = Console(width=130)
     table = Table(title="output tokens / s (median of blocks); adaptive / arm: median [95 %]")
-    for column in ("load", *SPECULATION, "/ none", "/ fixed-3", "/ fixed-7", "best other"):
+    others = list(summary[0]["adaptive_over"])
+    arms = list(summary[0]["counters"])
+    for column in ("load", *arms, *(f"/ {name}" for name in others), "best other"):
         table.add_column(column, justify="right")
     for entry in summary:
         ratios = [_format_ratio(ratio) for ratio in entry["adaptive_over"].values()]
-        speeds = [f"{entry['throughput'].get(name, 0.0):.1f}" for name in SPECULATION]
+        speeds = [f"{entry['throughput'].get(name, 0.0):.1f}" for name in arms]
         table.add_row(str(entry["load"]), *speeds, *ratios, entry["best_other"])
     console.print(table)
     steps = Table(title="per step")
@@ -164,7 +182,7 @@ def show(summary: Sequence[Mapping[str, Any]]) -> None:
     console.print(steps)
 
 
-def draw(summary: Sequence[Mapping[str, Any]], path: Path, model: str) -> None:
+def draw(summary: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
     """Draw throughput of all arms, and verified drafts per request and step, over load."""
     import matplotlib as mpl
 
@@ -173,7 +191,7 @@ def draw(summary: Sequence[Mapping[str, Any]], path: Path, model: str) -> None:
 
     loads = [entry["load"] for entry in summary]
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
-    for number, name in enumerate(SPECULATION):
+    for number, name in enumerate(summary[0]["counters"]):
         style = {"color": f"C{number}", "marker": "o", "label": name}
         style["linewidth"] = 3 if name == "adaptive" else 1
         left.plot(loads, [entry["over_none"][name] for entry in summary], **style)
@@ -187,7 +205,7 @@ def draw(summary: Sequence[Mapping[str, Any]], path: Path, model: str) -> None:
         axis.set_xlabel("requests in flight")
         axis.grid(alpha=0.3)
         axis.legend()
-    figure.suptitle(f"{model}, n-gram drafts, real prompts")
+    figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
@@ -203,8 +221,8 @@ def _parse_list(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def _build_command(name: str, args: argparse.Namespace) -> str:
-    speculation = json.dumps(SPECULATION[name])
+def _build_command(keys: Mapping[str, Any], args: argparse.Namespace) -> str:
+    speculation = json.dumps(keys)
     command = f"{sys.executable} -m forerun serve {args.model} --port {{port}}"
     return f"{command} {args.serve_flags} --speculative-config '{speculation}'"
 
@@ -250,18 +268,11 @@ def _read_counters(base_url: str) -> dict[str, float]:
     return {key: values.get(name, 0.0) for key, name in COUNTERS.items()}
 
 
-def _sum_counters(cells: Sequence[Mapping[str, Any]], load: int) -> dict[str, dict[str, float]]:
-    return {
-        arm: {
-            key: sum(
-                cell["counters"][key]
-                for cell in cells
-                if cell["load"] == load and cell["arm"] == arm and cell["is_sound"]
-            )
-            for key in COUNTERS
-        }
-        for arm in SPECULATION
-    }
+def _sum_counters(cells: Sequence[Mapping[str, Any]], load: int, arm: str) -> dict[str, float]:
+    sound = [
+        cell for cell in cells if cell["load"] == load and cell["arm"] == arm and cell["is_sound"]
+    ]
+    return {key: sum(cell["counters"][key] for cell in sound) for key in COUNTERS}
 
 
 def _compare(adaptive: Mapping[int, float], other: Mapping[int, float]) -> dict[str, Any]:
