@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from forerun.commands.flags import Parser
+from forerun.commands.flags import Parser, check_output
 from forerun.commands.rollouts import (
     add_rollout_flags,
     engine_options,
@@ -44,6 +44,8 @@ def add_parser(subparsers: Any) -> Parser:
 
 def run(args: argparse.Namespace) -> int:
     """Roll out, measure, show."""
+    if args.output is not None:
+        check_output(args.output)
     configure_logging("evaluate")
     rows = read_prompts(args.prompts, args.num_prompts)
     rollouts = obtain_rollouts(args, engine_options(args), rows)

@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any, NoReturn
 
 from forerun.config import (
@@ -107,3 +108,11 @@ def _describe(text: str, default: Any) -> str:
     # argparse reads % as a format; None is "auto", which resolve() explains in the log.
     shown = "" if default is None or default is MISSING else f" (default: {default})"
     return (text + shown).replace("%", "%%")
+
+
+def check_output(path: Path) -> None:
+    """Refuse an --output file that cannot be written, before any work is done for it."""
+    if path.is_dir():
+        raise ConfigError(f"--output {path} is a folder; give a file.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--output {path}: there is no folder {path.parent}; create it.")

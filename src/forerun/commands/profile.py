@@ -16,7 +16,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from forerun.commands.flags import Parser, add_engine_flags, build_engine_config
+from forerun.commands.flags import (
+    Parser,
+    add_engine_flags,
+    build_engine_config,
+    check_output,
+)
 from forerun.commands.progress import LoadingBar
 from forerun.errors import ConfigError
 from forerun.logs import configure_logging
@@ -46,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     config = build_engine_config(args)
     output: Path | None = args.output
     if output is not None:
-        _check_output(output)
+        check_output(output)
     configure_logging("profile")
     profile = _obtain(config, is_fresh=args.fresh)
     from forerun.budget.costs.files import write_profile
@@ -64,14 +69,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         show(profile)
     return 0
-
-
-def _check_output(path: Path) -> None:
-    """Refuse a file that cannot be written before loading and measuring."""
-    if path.is_dir():
-        raise ConfigError(f"--output {path} is a folder; give a file.")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--output {path}: there is no folder {path.parent}; create it.")
 
 
 def show(profile: CostProfile) -> None:
