@@ -2,7 +2,8 @@
 
 Read are the three dialects of dialects.py, with tensors under one set of names. Written is that of
 speculators, which vLLM loads: layers counted by their inputs, the draft vocabulary as offsets (d2t)
-and as a mask of the target's (t2d), the target's own tables left out.
+and as a mask of the target's (t2d), the target's own tables left out. Of a reduced vocabulary the
+rows of the head are written all the same, because vLLM wants them; `includes_head` leaves them out.
 Shapes: d hidden_size, V target and Vd draft vocabulary.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,7 @@ def save_checkpoint(
     *,
     dtype: torch.dtype = torch.bfloat16,
     extra: Mapping[str, Any] | None = None,
+    includes_head: bool = True,
 ) -> None:
     """Write a drafter; `extra` are more keys of its config.json.
 
@@ -121,7 +123,8 @@ def save_checkpoint(
     values = _describe(network.config, dtype)
     clashing = values.keys() & (extra or {}).keys()
     assert not clashing, f"keys of the dialect itself: {sorted(clashing)}"
-    tensors = _collect_tensors(network, dtype)
+    skipped = _choose_skipped(network, includes_head=includes_head)
+    tensors = _collect_tensors(network, dtype, skipped)
     text = json.dumps({**values, **(extra or {})}, indent=2) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     _replace(folder / WEIGHTS_FILE, lambda path: save_file(tensors, path, {"format": "pt"}))
@@ -203,9 +206,21 @@ def _resolve_draft_ids(
     return target_ids
 
 
-def _collect_tensors(network: DSparkNetwork, dtype: torch.dtype) -> dict[str, Tensor]:
+def _choose_skipped(network: DSparkNetwork, *, includes_head: bool) -> Sequence[str]:
+    """Return the target's tables that are not written."""
+    embed, head = TARGET_TABLES
+    if not network.shares_target:
+        return ()
+    is_known = not bool(network.lm_head.weight.isnan().any())
+    if network.config.has_reduced_vocab and includes_head and is_known:
+        return (embed,)
+    return (embed, head)
+
+
+def _collect_tensors(
+    network: DSparkNetwork, dtype: torch.dtype, skipped: Sequence[str]
+) -> dict[str, Tensor]:
     config = network.config
-    skipped = TARGET_TABLES if network.shares_target else ()
     tensors = {
         name: weight.detach().to("cpu", dtype).contiguous()
         for name, weight in network.named_parameters()
@@ -230,7 +245,7 @@ def _describe(config: DSparkConfig, dtype: torch.dtype) -> dict[str, Any]:
         "aux_hidden_state_layer_ids": [layer + 1 for layer in config.target_layer_ids],
         "mask_token_id": config.mask_token_id,
         "sample_from_anchor": config.sample_from_anchor,
-        "sliding_window_non_causal": False,
+        "sliding_window_non_causal": True,
         "markov_rank": config.markov_rank,
         "markov_head_type": config.markov_head_type,
         "enable_confidence_head": config.has_confidence_head,

@@ -59,13 +59,21 @@ def test_what_is_saved_is_what_is_loaded(name: str, dtype: torch.dtype, tmp_path
         assert torch.equal(restored(batch), network(batch))
 
 
-def test_the_targets_tables_are_left_out(tmp_path: Path) -> None:
-    config = make_config(draft_vocab_size=20)
+@pytest.mark.parametrize(
+    ("vocab_size", "includes_head", "written"),
+    [(61, True, set()), (20, True, {"lm_head.weight"}), (20, False, set())],
+)
+def test_the_targets_tables_are_left_out(
+    tmp_path: Path, vocab_size: int, includes_head: bool, written: set[str]
+) -> None:
+    """But for the rows of a reduced head, without which vLLM loads no such drafter."""
+    config = make_config(draft_vocab_size=vocab_size)
     network = make_network(config)
     embed, head = torch.randn(2, config.vocab_size, config.hidden_size)
     network.share_target(embed, head)
-    save_checkpoint(tmp_path, network, dtype=torch.float32)
-    assert not {"embed_tokens.weight", "lm_head.weight"} & load_file(tmp_path / WEIGHTS).keys()
+    save_checkpoint(tmp_path, network, dtype=torch.float32, includes_head=includes_head)
+    tables = {"embed_tokens.weight", "lm_head.weight"}
+    assert tables & load_file(tmp_path / WEIGHTS).keys() == written
     restored = load_network(tmp_path)
     restored.share_target(embed, head)
     batch = make_batch(config)
