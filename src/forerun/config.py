@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_type_hints
 
-from forerun.drafters.shipped import find_shipped_drafter
 from forerun.errors import ConfigError, describe_unknown_key
 from forerun.options import check_choice, check_positive, check_type, option
+from forerun.shipped_drafters import find_shipped_drafter
 from forerun.speculative_config import DEFAULT_SPECULATION, SpeculativeConfig
 
 DTYPES = ("auto", "bfloat16", "float32")

@@ -19,12 +19,13 @@ SRC = Path(forerun.__file__).parent
 # Lower layers first. A module may import its own layer and those before it.
 LAYERS: list[set[str]] = [
     {"errors", "env", "logs", "core", "options", "speculative_config", "config", "plan"}
-    | {"gguf_file", "quantisation"},
+    | {"gguf_file", "quantisation", "hidden_states", "shipped_drafters"},
     {"data", "tokenization", "budget", "cache", "attention", "kernels", "layers"},
     {"models"},
     {"drafters", "sampling"},
     {"verification"},
     {"engine", "profiling"},
+    {"evaluation", "training"},
     {"transport"},
     {"server"},
     {"bench"},
@@ -101,3 +102,10 @@ def test_bench_imports_nothing_of_the_engine(path: Path) -> None:
 def test_module_does_not_import_torch(module: str) -> None:
     code = f"import sys, forerun.{module}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("path", sorted((SRC / "training").rglob("*.py")), ids=lambda p: p.name)
+def test_training_knows_the_engine_by_its_offline_api_alone(path: Path) -> None:
+    imported = iter_imports(ast.parse(path.read_text()))
+    engine = {module for module in imported if module.startswith("forerun.engine")}
+    assert engine <= {"forerun.engine.llm"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from forerun.data.bundled import resolve_model_path
-from forerun.drafters.shipped import find_shipped_folder
+from forerun.shipped_drafters import find_shipped_folder
 from forerun.speculative_config import SpeculativeConfig
 
 

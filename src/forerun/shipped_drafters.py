@@ -1,13 +1,13 @@
 """Drafters that travel with Forerun, by name, and which target each is for. No torch.
 
-A drafter is a folder here: a checkpoint, its temperatures and its model card.
+A drafter is a folder of data/drafters: a checkpoint, its temperatures and its model card.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parent / "data" / "drafters"
 _WEIGHTS = "model.safetensors"
 # By the name of the bundled target.
 _FOR_TARGET = {"smollm2-135m-instruct": "smollm2-135m-instruct-dspark"}
