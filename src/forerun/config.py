@@ -133,7 +133,12 @@ def choose_speculation(model: str) -> SpeculativeConfig:
     drafter = find_shipped_drafter(model)
     if drafter is None:
         return DEFAULT_SPECULATION
-    return replace(DEFAULT_SPECULATION, method="dspark", model=drafter)
+    return replace(
+        DEFAULT_SPECULATION,
+        method="dspark",
+        model=drafter.name,
+        num_speculative_tokens=drafter.num_speculative_tokens,
+    )
 
 
 def _parse_speculative(given: object) -> SpeculativeConfig | None:
