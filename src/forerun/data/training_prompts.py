@@ -24,7 +24,7 @@ from forerun.data.prompt_sets import Row, read_evaluation_texts
 _SEED = "0"
 # Answers are what a drafter learns from: longer prompts would only cost time.
 _MAX_CHARS = 1600
-_NUM_CALIBRATION = 1000
+NUM_CALIBRATION = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,12 +103,12 @@ KINDS = (
 
 def build_training_prompts(progress: Callable[[str], None] | None = None) -> list[Row]:
     """Return the prompts, fetching their packages the first time; raises ConfigError."""
-    return _build_mixture(progress)[:-_NUM_CALIBRATION]
+    return _build_mixture(progress)[:-NUM_CALIBRATION]
 
 
 def build_calibration_prompts(progress: Callable[[str], None] | None = None) -> list[Row]:
     """Return the prompts that are kept out of training; raises ConfigError."""
-    return _build_mixture(progress)[-_NUM_CALIBRATION:]
+    return _build_mixture(progress)[-NUM_CALIBRATION:]
 
 
 def _build_mixture(progress: Callable[[str], None] | None) -> list[Row]:

@@ -39,8 +39,6 @@ def open_session(
     device = resolve_device(settings.device)
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
-    # Tails of sharp distributions are denormal, which is many times slower.
-    torch.set_flush_denormal(True)
     processes = Processes.join(device)
     device = processes.choose_device(device)
     dataset = Dataset(

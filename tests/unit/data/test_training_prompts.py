@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.data import build_training_prompts, package_files, training_prompts
+from forerun.data import package_files, training_prompts
 from forerun.data.mixture import code
 from forerun.data.mixture.chat_templates import CHAT_TEMPLATES
 from forerun.data.mixture.library_functions import make_library_functions
@@ -19,6 +19,7 @@ from forerun.data.mixture.templates import fill_template
 from forerun.data.mixture.word_problem_templates import TEMPLATES
 from forerun.data.mixture.word_problems import make_word_problems
 from forerun.data.prompt_sets import Row, read_evaluation_texts
+from forerun.data.training_prompts import build_calibration_prompts, build_training_prompts
 from forerun.errors import ConfigError
 
 
@@ -94,8 +95,12 @@ def test_prefixes_hold_every_kind_in_its_share(
     monkeypatch.setattr(
         training_prompts, "read_evaluation_texts", lambda progress: ["math number 7"]
     )
-    rows = build_training_prompts()
+    monkeypatch.setattr(training_prompts, "NUM_CALIBRATION", 20)
+    kept, held = build_training_prompts(), build_calibration_prompts()
+    assert (len(kept), len(held)) == (80, 20)
+    rows = kept + held
     assert Counter(row["category"] for row in rows) == {"chat": 60, "math": 30, "code": 10}
+    assert Counter(row["category"] for row in held) == {"chat": 12, "math": 6, "code": 2}
     assert Counter(row["category"] for row in rows[:20]) == {"chat": 12, "math": 6, "code": 2}
     assert "math-7" not in {row["id"] for row in rows}
     assert [row["id"] for row in rows if row["category"] == "chat"] != [
@@ -125,8 +130,9 @@ def test_default_prompts_have_the_shares_asked_for_and_are_apart_from_evaluation
     assert rows == build_training_prompts()
     shares = Counter(row["category"] for row in rows)
     wanted = {"chat": 0.35, "math": 0.25, "code": 0.3, "summarise": 0.1}
-    assert len(rows) >= 19_000
-    assert len({row["id"] for row in rows}) == len(rows)
+    assert len(rows) >= 18_000
+    held = build_calibration_prompts()
+    assert len({row["id"] for row in rows + held}) == len(rows) + len(held)
     assert shares.keys() == wanted.keys()
     for prefix in (rows[:1000], rows):
         counts = Counter(row["category"] for row in prefix)

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     env.limit_openmp_spinning()
     from forerun.training.session import open_session
 
-    with TrainLine(args.output) as line:
+    with TrainLine(args.output) as line, flush_denormals():
         trainer, processes = open_session(
             args.data, args.output, settings, line.update, target=args.target
         )
@@ -71,6 +71,21 @@ def run(args: argparse.Namespace) -> int:
         summary = {"output": str(args.output), "steps": trainer.num_done, "heldout": heldout}
         sys.stdout.write(json.dumps(summary) + "\n")
     return 0
+
+
+@contextmanager
+def flush_denormals() -> Iterator[None]:
+    """Take numbers too small for full precision as 0; once loading starts, threads inherit it.
+
+    Tails of sharp distributions are full of them, and computing with them is many times slower.
+    """
+    import torch
+
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 @contextmanager
