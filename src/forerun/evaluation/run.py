@@ -13,6 +13,8 @@ from forerun.evaluation.rollouts import Rollouts, roll_out
 from forerun.speculative_config import SpeculativeConfig
 
 Report = Callable[[str, int], None]
+# Prompts, anchors and full drafts of so many fit a step of any engine: drafts are never cut short.
+MAX_NUM_SEQS = 48
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +57,8 @@ def roll_out_all(
     """
     config = EngineConfig.from_options(**options)
     speculative = verify_everything(config.speculative)
-    llm = LLM(**{**options, "speculative_config": speculative}, progress=loading)
+    wanted = {"max_num_seqs": MAX_NUM_SEQS, **options, "speculative_config": speculative}
+    llm = LLM(**wanted, progress=loading)
 
     def run(verifier: str) -> Rollouts:
         return roll_out(
