@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from forerun.commands.flags import Parser
+from forerun.commands.flags import Parser, collect_engine_options
 from forerun.commands.rollouts import (
     CALIBRATION,
     add_rollout_flags,
-    engine_options,
     obtain_rollouts,
     read_prompts,
 )
@@ -45,7 +44,7 @@ def add_parser(subparsers: Any) -> Parser:
 def run(args: argparse.Namespace) -> int:
     """Roll out, fit, judge, write."""
     configure_logging("calibrate")
-    options = engine_options(args)
+    options = collect_engine_options(args)
     folder, num_positions = find_checkpoint(options)
     rows = read_prompts(args.prompts, args.num_prompts)
     for index, row in enumerate(rows):

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from forerun.commands.flags import Parser, check_output
+from forerun.commands.flags import Parser, check_output, collect_engine_options
 from forerun.commands.rollouts import (
     add_rollout_flags,
-    engine_options,
     obtain_rollouts,
     read_prompts,
 )
@@ -48,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         check_output(args.output)
     configure_logging("evaluate")
     rows = read_prompts(args.prompts, args.num_prompts)
-    rollouts = obtain_rollouts(args, engine_options(args), rows)
+    rollouts = obtain_rollouts(args, collect_engine_options(args), rows)
     figures = measure_all(rollouts)
     values = {
         "prompts": args.prompts,

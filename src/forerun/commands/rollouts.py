@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.commands.flags import Parser, add_engine_flags, collect_engine_options
+from forerun.budget.confidence.calibration import VERIFIERS
+from forerun.commands.flags import Parser, add_engine_flags
 from forerun.commands.progress import LoadingBar
 from forerun.core import SamplingParams
 from forerun.errors import ConfigError
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 CALIBRATION = "calibration"
-VERIFIERS = ("greedy", "standard", "coupled")
 _LOG_EVERY_S = 30.0
 
 
@@ -88,11 +88,6 @@ def obtain_rollouts(
     with LoadingBar() as bar:
         watch = _Watch(bar, len(rows))
         return roll_out_all(options, rows, settings, report=watch.update, loading=bar.update)
-
-
-def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the engine's options among the flags."""
-    return collect_engine_options(args)
 
 
 class _Watch:

@@ -6,17 +6,16 @@ accepted end of text nothing is known: what was drafted beyond it counts neither
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from forerun.budget.confidence.calibration import VERIFIERS
 from forerun.core import SamplingParams
 from forerun.engine.llm import LLM
 from forerun.engine.trace import RequestTrace, StepTrace
-
-VERIFIERS = ("greedy", "standard", "coupled")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -143,18 +142,6 @@ def roll_out(
         for row, completion in zip(rows, completions, strict=True)
     }
     return recorder.finish(datasets, llm.info["speculative"]["num_speculative_tokens"])
-
-
-def join(parts: Iterable[Rollouts]) -> Rollouts:
-    """Return the drafts of several runs with the same number of positions."""
-    given = list(parts)
-    return Rollouts(
-        dataset=np.concatenate([part.dataset for part in given]),
-        num_known=np.concatenate([part.num_known for part in given]),
-        num_accepted=np.concatenate([part.num_accepted for part in given]),
-        ends_text=np.concatenate([part.ends_text for part in given]),
-        confidence=np.concatenate([part.confidence for part in given]),
-    )
 
 
 class _Counter:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from forerun.budget.confidence.calibration import VERIFIERS
 from forerun.config import EngineConfig
 from forerun.engine.llm import LLM
 from forerun.errors import ConfigError
@@ -21,7 +22,7 @@ MAX_NUM_SEQS = 48
 class RolloutSettings:
     """What is rolled out. `temperature` is that of the sampled verifiers; greedy has 0."""
 
-    verifiers: tuple[str, ...] = ("greedy", "standard", "coupled")
+    verifiers: tuple[str, ...] = VERIFIERS
     temperature: float = 1.0
     max_tokens: int = 256
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forerun.evaluation.metrics import compute_survival, measure
-from forerun.evaluation.rollouts import Rollouts, join
+from forerun.evaluation.rollouts import Rollouts
 
 
 def make_rollouts(
@@ -60,10 +60,3 @@ def test_calibration_is_of_the_running_product() -> None:
     other = measure(make_rollouts(accepted, [2] * 10), np.tile([0.8, 0.2], (10, 1)))
     # Equal predictions share bins of few drafts each: only the sum over a bin is judged.
     assert other.positions[0].auroc == pytest.approx(0.5)
-
-
-def test_drafts_of_several_runs_join() -> None:
-    one, other = make_rollouts([1], [2]), make_rollouts([0], [2], dataset="chat")
-    both = join([one, other])
-    assert both.dataset.tolist() == ["math", "chat"]
-    assert both.select(both.dataset == "chat").num_accepted.tolist() == [0]

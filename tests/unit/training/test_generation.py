@@ -17,7 +17,7 @@ from forerun.errors import ConfigError
 from forerun.training.answers.generation import Generation, GenerationProgress, GenerationSettings
 from forerun.training.answers.recorder import HiddenStateRecorder
 from forerun.training.answers.shards import Shard, TargetSequence, find_shards
-from forerun.training.answers.target import load_tables, spread_taps
+from forerun.training.answers.target import load_head, spread_taps
 from forerun.training.objective.products import multiply_shifted, widen
 
 MAX_TOKENS = 24
@@ -80,7 +80,7 @@ def test_rows_are_those_of_the_finished_text(sequences: list[TargetSequence]) ->
 def test_hidden_rows_and_normalisers_give_the_tokens_probabilities(
     sequences: list[TargetSequence],
 ) -> None:
-    head = load_tables(resolve_model_path(DEFAULT_MODEL)).head
+    head = load_head(resolve_model_path(DEFAULT_MODEL))
     hits = []
     for sequence in sequences:
         log_chances = multiply_shifted(sequence.hidden, widen(head), sequence.target_lse).float()

@@ -24,6 +24,7 @@ from forerun.logs import get_logger
 from forerun.models.loader import read_model_spec
 from forerun.training.answers.recorder import HiddenStateRecorder
 from forerun.training.answers.shards import (
+    MANIFEST,
     Manifest,
     Shard,
     TargetSequence,
@@ -34,10 +35,9 @@ from forerun.training.answers.shards import (
     write_shard,
 )
 from forerun.training.answers.target import (
-    TargetTables,
     check_taps,
     compute_lse,
-    load_tables,
+    load_head,
     spread_taps,
 )
 
@@ -111,7 +111,7 @@ class Generation:
         self._todo = [row for row in prompts if row["id"] not in done]
         self.progress = GenerationProgress(len(prompts), len(prompts) - len(self._todo))
         self.needed_bytes = self._estimate_bytes(manifest)
-        self._tables: TargetTables = load_tables(path)
+        self._head = load_head(path)
 
     def check_disk(self, limit: int | None) -> None:
         """Refuse what would not fit: the free space, or a limit given in bytes."""
@@ -161,7 +161,7 @@ class Generation:
         lengths = [len(sequence.hidden) for sequence in sequences]
         hidden = torch.cat([sequence.hidden for sequence in sequences])
         answers = torch.cat([s.token_ids[s.prompt_len :] for s in sequences])
-        parts = torch.split(compute_lse(hidden, self._tables.head, answers), lengths)
+        parts = torch.split(compute_lse(hidden, self._head, answers), lengths)
         for sequence, lse in zip(sequences, parts, strict=True):
             sequence.target_lse = lse
 
@@ -212,7 +212,7 @@ class Generation:
 
 def _settle_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of a new folder; refuse one with data of another target."""
-    if not (folder / "dataset.json").exists():
+    if not (folder / MANIFEST).exists():
         try:
             write_manifest(folder, manifest)
         except OSError as error:

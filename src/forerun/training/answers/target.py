@@ -1,11 +1,10 @@
-"""What training needs of a target beside its answers: where to tap it, its tables.
+"""What training needs of a target beside its answers: where to tap it, its head.
 
 Shapes: V vocabulary, d hidden_size, A rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,14 +16,6 @@ from forerun.training.objective.products import multiply_chosen, multiply_shifte
 
 DEFAULT_NUM_TAPS = 5
 _LSE_ROWS = 512
-
-
-@dataclass(frozen=True, slots=True)
-class TargetTables:
-    """Embedding and head of a target, [V, d] each, dequantised; one tensor if they are tied."""
-
-    embed: Tensor
-    head: Tensor
 
 
 def spread_taps(num_layers: int, num_taps: int = DEFAULT_NUM_TAPS) -> tuple[int, ...]:
@@ -51,11 +42,10 @@ def check_taps(target_layer_ids: tuple[int, ...], num_layers: int) -> None:
         )
 
 
-def load_tables(path: Path, dtype: torch.dtype = torch.bfloat16) -> TargetTables:
-    """Return the tables of a model folder or GGUF file; raises ConfigError."""
-    model = load_model(path, dtype=dtype, pack=False)
-    embed, head = model.embed.table.plain_weight.data, model.head.table.plain_weight.data
-    return TargetTables(embed.clone(), head.clone() if head is not embed else embed)
+def load_head(path: Path) -> Tensor:
+    """Return the bfloat16 head [V, d] of a model folder or GGUF file; raises ConfigError."""
+    model = load_model(path, dtype=torch.bfloat16, pack=False)
+    return model.head.table.plain_weight.data.clone()
 
 
 def compute_lse(hidden: Tensor, head: Tensor, token_ids: Tensor) -> Tensor:
