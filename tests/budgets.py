@@ -52,9 +52,13 @@ def make_controller(
     has_head: bool = True,
     min_gain: float = 0.0,
     threshold: float | None = None,
+    looks_up: bool = False,
 ) -> BudgetController:
     """Return a controller of the adaptive policy, or of the threshold policy if one is given."""
     config = SpeculativeConfig(
+        method="dspark",
+        model="given",
+        prompt_lookup=looks_up,
         num_speculative_tokens=num_positions,
         enable_adaptive_verification=threshold is None,
         confidence_threshold=threshold,

@@ -138,6 +138,7 @@ def choose_speculation(model: str) -> SpeculativeConfig:
         method="dspark",
         model=drafter.name,
         num_speculative_tokens=drafter.num_speculative_tokens,
+        prompt_lookup=True,
     )
 
 

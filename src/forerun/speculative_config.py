@@ -34,8 +34,11 @@ class SpeculativeConfig:
         "", "the drafter's weights: folder, GGUF file or bundled name (draft_model, dspark, dflash)"
     )
     num_speculative_tokens: int = option(5, "most draft tokens per request per step (k)")
-    prompt_lookup_max: int = option(4, "longest n-gram the ngram drafter looks up")
-    prompt_lookup_min: int = option(2, "shortest n-gram the ngram drafter looks up")
+    prompt_lookup: bool = option(
+        False, "take tokens from the request's own text where that is worth more than the drafter"
+    )
+    prompt_lookup_max: int = option(4, "longest n-gram that is looked up (ngram, prompt_lookup)")
+    prompt_lookup_min: int = option(2, "shortest n-gram that is looked up (ngram, prompt_lookup)")
     draft_sample_method: str = option(
         "probabilistic", "drafts of sampled requests: greedy or probabilistic"
     )
@@ -127,6 +130,14 @@ class SpeculativeConfig:
             raise ConfigError(
                 f'{chosen[0]} needs drafts, and "method" is "none"; give a drafter such as '
                 "ngram, or leave it out."
+            )
+        if self.prompt_lookup and not (
+            self.enable_adaptive_verification and self.method in MODEL_METHODS
+        ):
+            raise ConfigError(
+                'prompt_lookup needs "enable_adaptive_verification": true, which compares what the '
+                f"two are worth, and one of the methods {', '.join(MODEL_METHODS)}; for lookups "
+                'alone use "method": "ngram".'
             )
         if self.cost_profile and not self.enable_adaptive_verification:
             raise ConfigError('cost_profile needs "enable_adaptive_verification": true.')

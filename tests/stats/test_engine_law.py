@@ -19,6 +19,7 @@ import torch
 from scipy import stats
 
 from block_drafters import make_config, make_drafter, make_network
+from budgets import make_profile
 from fakes import collect_tokens, new_request
 from forerun.drafters.draft_model import DraftModelDrafter
 from forerun.engine import engine as engine_module
@@ -38,6 +39,8 @@ BLOCK_DRAFTER = make_network(
     ),
     MODEL,
 )
+
+CHEAP_ROWS = make_profile([1, 64, 256], [1.0, 1.1, 1.5])
 
 CASES = {
     "plain": {},
@@ -126,10 +129,18 @@ DRAFTERS: dict[str, Callable[[], object] | None] = {
 
 
 def sample(
-    drafter: str, params: dict, method: str, monkeypatch: pytest.MonkeyPatch, first_seed: int = 0
+    drafter: str,
+    params: dict,
+    method: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    looks_up: bool = False,
 ) -> Counter:
-    """Return the counts of outputs over NUM_SAMPLES unseeded requests with known seeds."""
-    seeds = itertools.count(first_seed)
+    """Return the counts of outputs over NUM_SAMPLES unseeded requests with known seeds.
+
+    With `looks_up` drafts are copied from the request's own text where that seems better.
+    """
+    seeds = itertools.count()
     monkeypatch.setattr(engine_module.secrets, "randbits", lambda _: next(seeds))
     make = DRAFTERS[drafter]
     config = {
@@ -138,12 +149,16 @@ def sample(
         "prompt_lookup_min": 1,
         "rejection_sample_method": method,
     }
+    if looks_up:
+        config |= {"method": "draft_model", "model": "given", "prompt_lookup": True}
+        config |= {"enable_adaptive_verification": True}
     engine = make_model_engine(
         MODEL,
         drafter=make() if make else None,
         max_num_seqs=64,
         max_waiting_requests=NUM_SAMPLES,
         speculative_config=config,
+        profile=CHEAP_ROWS if looks_up else None,
     )
     for index in range(NUM_SAMPLES):
         engine.add(new_request(f"r{index}", PROMPT, max_tokens=LENGTH, **params))
@@ -187,6 +202,15 @@ def test_output_law_with_shipped_drafters(
     drafter: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = sample(drafter, CASES["plain"], method, monkeypatch)
+    assert compute_p_value(counts, enumerate_law(CASES["plain"])) > 1e-3
+
+
+@pytest.mark.parametrize("method", ["standard", "coupled"])
+@pytest.mark.parametrize("drafter", ["random", "dspark"])
+def test_output_law_with_lookups_before_the_drafter(
+    drafter: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = sample(drafter, CASES["plain"], method, monkeypatch, looks_up=True)
     assert compute_p_value(counts, enumerate_law(CASES["plain"])) > 1e-3
 
 

@@ -90,6 +90,24 @@ def test_greedy_tokens_are_those_without_speculation(drafter: str, costs: str) -
     assert sum(step.num_verified_tokens for step in stats) > 0
 
 
+@pytest.mark.parametrize("costs", COSTS)
+@pytest.mark.parametrize("drafter", ["right", "wrong", "uneven"])
+def test_greedy_tokens_with_lookups_before_the_drafter(drafter: str, costs: str) -> None:
+    config = {
+        "method": "draft_model",
+        "model": "scripted",
+        "num_speculative_tokens": DEPTH,
+        "prompt_lookup": True,
+        "prompt_lookup_min": 1,
+        "enable_adaptive_verification": True,
+    }
+    tokens, stats = answer(DRAFTERS[drafter](), config, profile=COSTS[costs])
+    assert tokens == answer_plainly()
+    # Both sources were asked, and both were taken: some steps draft without a drafter.
+    assert sum(step.num_drafting for step in stats) > 0
+    assert any(step.num_draft_tokens > DEPTH * step.num_drafting for step in stats)
+
+
 def test_costs_and_drafts_make_the_budget_vary() -> None:
     """What the test above rests on: uneven drafts on stairs are trimmed, not just on or off."""
     config = {"num_speculative_tokens": DEPTH, "enable_adaptive_verification": True}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,8 +20,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from block_drafters import make_config, make_drafter, make_network
 from fakes import collect_tokens, continue_greedily, draft_right, drain, new_request
-from forerun import LLM, SamplingParams, kernels
-from forerun.core import TokenLogprobs
+from forerun import LLM, kernels
 from forerun.data import build_prompt_set
 from forerun.drafters import DRAFTERS
 from forerun.drafters.draft_model import DraftModelDrafter
@@ -32,8 +30,8 @@ from forerun.models.loader import load_model
 from gguf_files import write_random
 from model_engines import compute_last_logits, make_model, make_model_engine
 from scripted_drafters import ScriptedDrafter
+from system.losslessness import answer, list_ties
 
-TIE_MARGIN = 1e-3
 MODES = ("exact", "int8")
 
 
@@ -44,29 +42,6 @@ def load_prompts(name: str) -> list[list[dict]]:
 def make_llm(method: str, k: int = 5, **options: object) -> LLM:
     config = {"method": method, "num_speculative_tokens": k}
     return LLM(dtype="float32", speculative_config=config, **options)
-
-
-def answer(llm: LLM, prompts: Sequence[list[dict]], max_tokens: int) -> list:
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, logprobs=2)
-    return [completion.choices[0] for completion in llm.chat(prompts, params)]
-
-
-def compute_margin(entry: TokenLogprobs) -> float:
-    return entry.top[0][1] - entry.top[1][1]
-
-
-def list_ties(plain: Sequence, other: Sequence) -> list[tuple[int, int, float]]:
-    """Return (prompt, position, margin) of each divergence; fail unless each is a tie."""
-    ties = []
-    for index, (a, b) in enumerate(zip(plain, other, strict=True)):
-        if a.token_ids == b.token_ids:
-            continue
-        pairs = itertools.zip_longest(a.token_ids, b.token_ids)
-        at = next(i for i, (x, y) in enumerate(pairs) if x != y)
-        margin = compute_margin(a.logprobs[at])
-        assert margin < TIE_MARGIN, f"prompt {index} diverges at {at}, margin {margin:.4f}"
-        ties.append((index, at, margin))
-    return ties
 
 
 @pytest.mark.network

@@ -29,6 +29,8 @@ from forerun.speculative_config import SpeculativeConfig
         ('{"adaptive_min_gain": -0.1}', "0..1"),
         ('{"cost_profile": "costs.json"}', "enable_adaptive_verification"),
         ('{"method": "draft_model"}', "go together"),
+        ('{"prompt_lookup": true, "enable_adaptive_verification": true}', 'use "method": "ngram"'),
+        ('{"method": "dspark", "model": "x", "prompt_lookup": true}', "prompt_lookup needs"),
         ('{"model": "x"}', "go together"),
         ('{"num_speculative_tokens_per_batch_size": [[1, 4]]}', r"\[first, last, k\]"),
         ('{"num_speculative_tokens_per_batch_size": [[1, 4, 3], [6, 8, 1]]}', "follow one another"),

@@ -81,17 +81,22 @@ def build_controller(
         raise ConfigError(
             'adaptive verification needs a cost profile; leave "cost_profile" out to measure one.'
         )
-    confidence = None
+    confidence = lookup_confidence = None
     if policy.needs_confidence:
         confidence = ConfidenceModel(
             num_positions=config.num_speculative_tokens,
             has_head=has_head,
             temperatures=temperatures,
         )
+    if config.prompt_lookup:
+        lookup_confidence = ConfidenceModel(
+            num_positions=config.num_speculative_tokens, has_head=False
+        )
     return BudgetController(
         policy,
         num_slots=num_slots,
         num_positions=config.num_speculative_tokens,
         confidence=confidence,
+        lookup_confidence=lookup_confidence,
         costs=None if profile is None or not policy.needs_costs else CostModel(profile),
     )

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from operator import mul
+from itertools import compress
 
 import numpy as np
 
@@ -21,10 +20,10 @@ from forerun.budget.confidence.calibration import CalibrationSnapshot
 from forerun.budget.confidence.model import ConfidenceModel
 from forerun.budget.costs.model import CostModel, ModelledStep, StepShape
 from forerun.budget.draft_planner import PROBE_ROWS, DraftPlanner
-from forerun.budget.outcomes import OutcomeBuffer, Outcomes
+from forerun.budget.draft_source import DRAFTER, LOOKUP, DraftSource
 from forerun.budget.request_memory import RequestMemory, find_slots
 from forerun.budget.speed_up import SpeedUp
-from forerun.budget.survival import allocate, compute_survival, mark_drafts
+from forerun.budget.survival import allocate
 from forerun.core import Request
 from forerun.plan import RequestDraft
 
@@ -33,8 +32,6 @@ ACTIVE = "active"
 DOES_NOT_PAY = "drafting_does_not_pay"
 
 _STEPS_PER_SNAPSHOT = 64
-# For so few an array operation costs more than a loop.
-_FEW_REQUESTS = 4
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +48,10 @@ class StepDecision:
 
 
 class BudgetController:
-    """The state around a policy. One per scheduler; every request it is asked about has a slot."""
+    """The state around a policy. One per scheduler; every request it is asked about has a slot.
+
+    `lookup_confidence` is there where requests' own text is looked up before the drafter is asked.
+    """
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class BudgetController:
         num_positions: int,
         confidence: ConfidenceModel | None = None,
         costs: CostModel | None = None,
+        lookup_confidence: ConfidenceModel | None = None,
     ) -> None:
         assert confidence is not None or not policy.needs_confidence, policy.name
         assert costs is not None or not policy.needs_costs, policy.name
@@ -74,7 +75,12 @@ class BudgetController:
             policy, self.memory, num_positions=num_positions, confidence=confidence, costs=costs
         )
         self.speed_up = SpeedUp()
-        self._outcomes = OutcomeBuffer()
+        self._drafter = self._lookups = None
+        if confidence is not None:
+            self._drafter = DraftSource(DRAFTER, self.memory, confidence, self.planner.recent)
+        if lookup_confidence is not None:
+            self._lookups = DraftSource(LOOKUP, self.memory, lookup_confidence)
+        self._sources = [s for s in (self._drafter, self._lookups) if s is not None]
         self._num_steps = 0
 
     @property
@@ -133,53 +139,51 @@ class BudgetController:
             self.decision.target_ms = expected_ms
         return num_drafts
 
-    def choose_depths(self, candidates: Sequence[Request], num_context_tokens: int) -> list[int]:
-        """Return how many tokens each request should draft for the next step."""
-        return self.planner.choose_depths(candidates, num_context_tokens, self.decision.target_ms)
+    def choose_depths(
+        self,
+        candidates: Sequence[Request],
+        num_context_tokens: int,
+        num_decoding: int | None = None,
+    ) -> list[int]:
+        """Return how many tokens each request should draft for the next step.
+
+        `num_decoding` counts those too that have a draft already; by default there are none.
+        """
+        return self.planner.choose_depths(
+            candidates,
+            num_context_tokens,
+            self.decision.target_ms,
+            len(candidates) if num_decoding is None else num_decoding,
+        )
+
+    def choose_lookups(
+        self, candidates: Sequence[Request], drafts: Sequence[RequestDraft]
+    ) -> list[bool]:
+        """Return which requests take the tokens that were looked up; the others may draft.
+
+        A copy is taken where it is expected to bring more tokens than the drafter would, less what
+        drafting costs. A function of what was committed before, so no token decides its admission.
+        """
+        assert self._lookups is not None, "nothing is looked up"
+        decision, tokens_per_ms = self.decision, 0.0
+        if decision.plain_ms > 0.0:
+            tokens_per_ms = self.speed_up.value * decision.num_decoding / decision.plain_ms
+        worth = self.planner.value_drafting(tokens_per_ms)
+        is_taken = [
+            bool(draft.token_ids) and sum(self._lookups.judge(request, draft)) > worth
+            for request, draft in zip(candidates, drafts, strict=True)
+        ]
+        taken = list(compress(zip(candidates, drafts, strict=True), is_taken))
+        if taken:
+            self._lookups.record([request for request, _ in taken], [draft for _, draft in taken])
+        return is_taken
 
     def record(self, requests: Sequence[Request], drafts: Sequence[RequestDraft]) -> None:
         """Take in what the drafter proposed to these requests."""
-        if not self.policy.needs_confidence or not requests:
+        if not self.policy.needs_confidence or not any(draft.token_ids for draft in drafts):
             return
-        assert self.confidence is not None
-        if not any(draft.token_ids for draft in drafts):
-            return
-        if len(drafts) <= _FEW_REQUESTS:
-            for request, draft in zip(requests, drafts, strict=True):
-                self._record_one(request.slot, draft)
-            return
-        memory, slots = self.memory, find_slots(requests)
-        counts = np.array([len(draft.token_ids) for draft in drafts], dtype=np.int64)
-        is_draft = mark_drafts(counts, self._num_positions)
-        hits, verifiers = memory.hits[slots], memory.verifier[slots]
-        evidence = self.confidence.read_evidence(drafts, is_draft, verifiers)
-        confidence = self.confidence.estimator.predict(evidence, hits, verifiers) * is_draft
-        memory.earlier_survival[slots] = memory.survival[slots]
-        memory.evidence[slots], memory.confidence[slots] = evidence, confidence
-        memory.survival[slots] = compute_survival(confidence)
-        memory.is_bound[slots] = [draft.is_drawn for draft in drafts]
-        memory.is_new[slots] = False
-        self.planner.recent.add(evidence, counts, hits, verifiers)
-
-    def _record_one(self, slot: int, draft: RequestDraft) -> None:
-        """Do the same for one request without array arithmetic, which costs more than the work."""
-        assert self.confidence is not None
-        memory, num_drafts = self.memory, len(draft.token_ids)
-        verifier = int(memory.verifier[slot])
-        evidence = self.confidence.read_one(draft, verifier)
-        confidence = self.confidence.estimator.predict_one(
-            evidence, float(memory.hits[slot]), verifier
-        )
-        if draft.is_drawn:
-            memory.earlier_survival[slot] = memory.survival[slot]
-        padding = [0.0] * (self._num_positions - num_drafts)
-        memory.evidence[slot] = evidence + padding
-        memory.survival[slot] = [*accumulate(confidence, mul), *padding]
-        memory.confidence[slot] = confidence + padding
-        memory.is_bound[slot] = draft.is_drawn
-        memory.is_new[slot] = False
-        if num_drafts:
-            self.planner.recent.add_one(memory, slot, num_drafts)
+        assert self._drafter is not None
+        self._drafter.record(requests, drafts)
 
     def observe(
         self, requests: Sequence[Request], num_verified: Sequence[int], num_accepted: Sequence[int]
@@ -187,24 +191,14 @@ class BudgetController:
         """Take in what verification said of these requests, all of which verified a draft."""
         if not self.policy.needs_confidence or not requests:
             return
-        assert self.confidence is not None
-        memory, slots = self.memory, [request.slot for request in requests]
+        slots = [request.slot for request in requests]
         self.decision.num_accepted = sum(num_accepted)
-        self._outcomes.add(
-            Outcomes(
-                slots=slots,
-                evidence=memory.evidence[slots],
-                hits=memory.hits[slots],
-                verifiers=memory.verifier[slots],
-                survival=memory.survival[slots],
-                num_verified=list(num_verified),
-                num_accepted=list(num_accepted),
-            )
-        )
+        for source in self._sources:
+            source.observe(slots, num_verified, num_accepted)
         has_probes = self.planner.has_probes
         if has_probes:
             self.planner.finish_probes(slots, num_accepted)
-        if has_probes or self._outcomes.is_due:
+        if has_probes or any(source.outcomes.is_due for source in self._sources):
             self._learn()
 
     def observe_times(self, target_ms: float, draft_ms: float | None) -> None:
@@ -220,22 +214,13 @@ class BudgetController:
                 decision.plain_ms,
                 decision.target_ms + decision.draft_ms,
             )
-        if draft_ms is not None and self.planner.draft_ms > 0:
+        if draft_ms is not None and self.planner.draft_ms > 0 and self.planner.is_as_planned:
             self.costs.observe_draft(self.planner.draft_ms, draft_ms)
 
     def _learn(self) -> None:
-        """Let estimator and statistics take in the outcomes that wait."""
-        for part in self._outcomes.parts:
-            self.memory.count_hits(part.slots, part.num_verified, part.num_accepted)
-        outcomes = self._outcomes.take()
-        if outcomes is None or self.confidence is None:
-            return
-        estimator = self.confidence.estimator
-        num_changes = estimator.num_changes
-        verified, accepted = np.array(outcomes.num_verified), np.array(outcomes.num_accepted)
-        self.confidence.stats.observe(outcomes.survival, verified, accepted)
-        estimator.observe(outcomes.evidence, outcomes.hits, outcomes.verifiers, verified, accepted)
-        if estimator.num_changes != num_changes:
+        """Let every source take in the outcomes that wait."""
+        has_changed = [source.learn() for source in self._sources]
+        if any(has_changed):
             self.planner.note_change()
 
     def _price(self, anchors: Sequence[Request], shape: StepShape) -> ModelledStep | None:

@@ -67,31 +67,59 @@ class DraftPlanner:
         self._costs = costs
         self._age = 0
         self._lifetime = _STEPS_PER_PLAN
-        self._num_requests = 0
+        self._num_decoding = 0  # when it was planned
+        self._num_planned = 0  # of these, those the plan is for
+        self._num_drafting = 0  # now
+        self._num_expected = 0.0  # tokens that an average draft brings
         self._num_hasty_plans = 0
         self._steps_to_probe = _STEPS_PER_PROBE
 
     @property
     def draft_ms(self) -> float:
         """What drafting after a step is expected to cost; 0 where nobody drafts."""
-        return self.decision.draft_ms if self.decision.depth else 0.0
+        if not self.decision.depth:
+            return 0.0
+        return self.decision.draft_ms * self._num_drafting / max(1, self._num_planned)
+
+    @property
+    def is_as_planned(self) -> bool:
+        """Whether about as many requests draft as the plan in force is for."""
+        return abs(self._num_drafting - self._num_planned) <= _LOAD_CHANGE * self._num_planned
+
+    def value_drafting(self, tokens_per_ms: float) -> float:
+        """Return what the drafter gains a request: tokens, less those its time would give.
+
+        0 where nobody drafts.
+        """
+        if not self.decision.depth:
+            return 0.0
+        cost = tokens_per_ms * self.decision.draft_ms / max(1, self._num_planned)
+        return max(0.0, self._num_expected - cost)
 
     def choose_depths(
-        self, candidates: Sequence[Request], num_context_tokens: int, step_ms: float
+        self,
+        candidates: Sequence[Request],
+        num_context_tokens: int,
+        step_ms: float,
+        num_decoding: int,
     ) -> list[int]:
-        """Return how many tokens each request drafts; a step takes about `step_ms` now."""
-        if not candidates:
-            return []
+        """Return how many tokens each request drafts; a step takes about `step_ms` now.
+
+        Of `num_decoding` requests, those that are no candidates need no drafter.
+        """
+        count = self._num_drafting = len(candidates)
         if self.has_probes:  # of requests that had nothing to draft
             self._memory.is_probe[:] = self.has_probes = False
-        count = len(candidates)
+        if not candidates:
+            return []
         self._age += 1
         is_stale = (
             self._age >= self._lifetime
-            or abs(count - self._num_requests) > _LOAD_CHANGE * count
+            or abs(num_decoding - self._num_decoding) > _LOAD_CHANGE * num_decoding
             or not self._policy.needs_costs
         )
         if is_stale:
+            self._num_decoding = num_decoding
             self._plan(find_slots(candidates), num_context_tokens, step_ms)
         if self.decision.depth == 0 and self._policy.needs_costs:
             return self._probe(candidates)
@@ -121,11 +149,14 @@ class DraftPlanner:
 
     def _plan(self, slots: np.ndarray, num_context_tokens: int, step_ms: float) -> None:
         """Decide anew who drafts and how deep."""
-        self._age, self._num_requests = 0, len(slots)
+        self._age, self._num_planned = 0, len(slots)
         inputs = DraftInputs(num_requests=len(slots), max_depth=self._num_positions)
         if self._policy.needs_costs:
             inputs = self._add_recent(inputs, slots, num_context_tokens)
         self.decision = self._policy.choose_drafting(inputs)
+        if inputs.recent_survival is not None:
+            drafted = inputs.recent_survival[:, : self.decision.depth]
+            self._num_expected = float(drafted.sum(axis=1).mean())
         is_cheap = self.decision.draft_ms <= _CHEAP_SHARE * step_ms
         is_calm = self._num_hasty_plans == 0
         self._num_hasty_plans = max(0, self._num_hasty_plans - 1)

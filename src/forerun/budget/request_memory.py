@@ -26,13 +26,15 @@ class RequestMemory:
 
     def __init__(self, num_slots: int, num_positions: int) -> None:
         shape = (num_slots, num_positions)
+        self.num_positions = num_positions
         self.evidence = np.zeros(shape, dtype=np.float32)
         self.confidence = np.ones(shape, dtype=np.float32)
         self.survival = np.ones(shape, dtype=np.float32)
         self.earlier_survival = np.ones(shape, dtype=np.float32)  # of the draft before this one
         self.is_bound = np.zeros(num_slots, dtype=bool)  # drawn: the non-anticipating rule binds
         self.is_probe = np.zeros(num_slots, dtype=bool)
-        self.is_new = np.ones(num_slots, dtype=bool)  # never drafted yet
+        self.is_new = np.ones(num_slots, dtype=bool)  # the drafter never drafted for it yet
+        self.source = np.zeros(num_slots, dtype=np.int8)  # of the draft: see draft_source.py
         self.verifier = np.zeros(num_slots, dtype=np.int8)
         self.row_ms = np.zeros(num_slots)
         self.hits = np.zeros(num_slots, dtype=np.float32)  # log-odds against the average

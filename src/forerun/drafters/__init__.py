@@ -65,6 +65,11 @@ def build_drafter(config: SpeculativeConfig, loading: DrafterLoading | None = No
     return DRAFTERS[config.method](config, loading)
 
 
+def build_lookup(config: SpeculativeConfig) -> Drafter | None:
+    """Return what looks up drafts before the drafter is asked; None if nothing does."""
+    return _ngram(config, None) if config.prompt_lookup else None
+
+
 def read_kv_layers(config: SpeculativeConfig) -> tuple[KVLayerShape, ...]:
     """Return the layers the drafter will have in the pool, before any weights are loaded."""
     if config.method == "draft_model":

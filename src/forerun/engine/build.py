@@ -18,7 +18,7 @@ from forerun.cache.kv_store import KVStore
 from forerun.cache.manager import KVCacheManager
 from forerun.config import EngineConfig
 from forerun.data.bundled import resolve_model_path
-from forerun.drafters import build_drafter, read_kv_layers
+from forerun.drafters import build_drafter, build_lookup, read_kv_layers
 from forerun.drafters.base import Drafter, DrafterCapabilities, DrafterLoading
 from forerun.drafters.locate import find_drafter_path
 from forerun.engine.allocator import give_back_freed_memory, keep_freed_memory
@@ -262,7 +262,13 @@ def assemble_engine(
         has_head=drafter.emits_confidence,
         temperatures=temperatures,
     )
-    scheduler = Scheduler(limits, cache, budget, default_method=speculative.rejection_sample_method)
+    scheduler = Scheduler(
+        limits,
+        cache,
+        budget,
+        default_method=speculative.rejection_sample_method,
+        lookup=build_lookup(speculative),
+    )
     engine_limits = EngineLimits(
         max_model_len=resolved.max_model_len,
         vocab_size=spec.vocab_size,
@@ -319,6 +325,7 @@ def _describe_speculation(config: SpeculativeConfig, engine: Engine) -> dict[str
     described: dict[str, Any] = {
         "method": config.method,
         "model": config.model or None,
+        "prompt_lookup": config.prompt_lookup,
         "num_speculative_tokens": config.max_draft_tokens,
         "policy": policy,
         "rejection_sample_method": config.rejection_sample_method,

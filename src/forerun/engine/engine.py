@@ -19,7 +19,14 @@ from forerun.engine.scheduler import Scheduler
 from forerun.engine.trace import StepTrace, begin_trace
 from forerun.errors import RequestError
 from forerun.logs import get_logger
-from forerun.plan import RequestDraft, RequestResult, Runner, ScheduledRequest, StepPlan
+from forerun.plan import (
+    DraftRequest,
+    RequestDraft,
+    RequestResult,
+    Runner,
+    ScheduledRequest,
+    StepPlan,
+)
 from forerun.tokenization import Tokenizer
 
 logger = get_logger(__name__)
@@ -196,19 +203,12 @@ class Engine:
         return outputs
 
     def _draft(self, stats: StepStats) -> float:
-        """Let the drafter propose for the next step; return the seconds it took."""
+        """Let requests get drafts for the next step; return the seconds the drafter took."""
         selected = self.scheduler.select_drafting()
         stats.num_drafting = len(selected)
-        if not selected:
-            return 0.0
-        started_s = self._now_s()
-        try:
-            drafts = self._runner.draft(selected)
-        except Exception:
-            logger.exception("the drafter failed; the next step runs without drafts")
-            return self._now_s() - started_s
-        elapsed_s = self._now_s() - started_s
+        drafts, elapsed_s = self._ask_drafter(selected) if selected else ([], 0.0)
         self.scheduler.set_drafts(drafts)
+        drafts += self.scheduler.looked_up
         if self.on_trace is not None:
             self._traced_drafts = {draft.request_id: draft for draft in drafts}
         for draft in drafts:
@@ -216,6 +216,16 @@ class Engine:
             request = self.scheduler.requests[draft.request_id]
             self._committer.count_drafted(request, len(draft.token_ids))
         return elapsed_s
+
+    def _ask_drafter(self, selected: Sequence[DraftRequest]) -> tuple[list[RequestDraft], float]:
+        """Return what the drafter proposes, nothing if it fails, and the seconds it took."""
+        started_s = self._now_s()
+        try:
+            drafts = self._runner.draft(selected)
+        except Exception:
+            logger.exception("the drafter failed; the next step runs without its drafts")
+            drafts = []
+        return list(drafts), self._now_s() - started_s
 
     def _teach_budget(self, plan: StepPlan, stats: StepStats) -> None:
         """Tell the budget what the step cost, and say in the stats what it had expected."""

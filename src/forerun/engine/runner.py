@@ -80,7 +80,7 @@ class ModelRunner:
             if logits is None:
                 selected = _select_rows(hidden_states, [rows[index] for index in chunk])
                 logits = self._model.compute_logits(selected)
-            draft_probs = [self._find_draft_probs(request) for request in requests]
+            draft_probs = [self._take_draft_probs(request) for request in requests]
             verified = self._verifier.verify(logits, requests, draft_probs)
             for index, result in zip(chunk, verified, strict=True):
                 results[index] = result
@@ -151,9 +151,12 @@ class ModelRunner:
         assert output.aux_hidden_states is not None, "a tapped model returns its taps"
         self._sink.take(computed, output.aux_hidden_states, output.hidden_states)
 
-    def _find_draft_probs(self, request: ScheduledRequest) -> Tensor | None:
-        """Return the q of the admitted drafts, or None when they are deterministic."""
-        generation, probs = self._draft_probs.get(request.request_id, (-1, None))
+    def _take_draft_probs(self, request: ScheduledRequest) -> Tensor | None:
+        """Return the q of the admitted drafts, or None when they are deterministic.
+
+        A draft lives until the next step of its request; the one after may come from a lookup.
+        """
+        generation, probs = self._draft_probs.pop(request.request_id, (-1, None))
         if probs is None or not request.draft_token_ids:
             return None
         assert generation == request.generation, "drafts outlived a preemption"

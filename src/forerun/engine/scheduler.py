@@ -12,12 +12,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 from forerun.budget.confidence.calibration import VERIFIERS
 from forerun.budget.controller import BudgetController
 from forerun.budget.costs.model import StepShape
 from forerun.cache.manager import KVCacheManager
 from forerun.core import FinishReason, Request, RequestStatus
+from forerun.drafters.base import Drafter
 from forerun.errors import RequestError
 from forerun.plan import DraftRequest, RequestDraft, RequestResult, ScheduledRequest, StepPlan
 from forerun.sampling.method import choose_method
@@ -55,6 +57,7 @@ class Scheduler:
         budget: BudgetController,
         *,
         default_method: str = "standard",
+        lookup: Drafter | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
@@ -66,6 +69,8 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self.requests: dict[str, Request] = {}
+        self.looked_up: list[RequestDraft] = []  # drafts of the latest `select_drafting`
+        self._lookup = lookup
         self._default_method = default_method
         self._now_s = now_s
         self._step = 0
@@ -138,10 +143,16 @@ class Scheduler:
             self.cache.commit(request)
 
     def select_drafting(self) -> list[DraftRequest]:
-        """Return who drafts for the next step: running requests one anchor away from it."""
+        """Return who drafts for the next step: running requests one anchor away from it.
+
+        Those whose own text is taken for a draft have it already, and are in `looked_up`.
+        """
         candidates = [r for r in self.running if r.gap == 1 and r.num_remaining_tokens > 1]
+        num_decoding = len(candidates)
+        if self._lookup is not None:
+            candidates = self._look_up(self._lookup, candidates)
         context = sum(request.num_computed_tokens for request in candidates)
-        depths = self.budget.choose_depths(candidates, context)
+        depths = self.budget.choose_depths(candidates, context, num_decoding)
         selected = []
         for request, depth in zip(candidates, depths, strict=True):
             room = min(depth, request.num_remaining_tokens - 1)
@@ -167,6 +178,8 @@ class Scheduler:
             self.budget.close(request)
         else:
             self.waiting.remove(request)
+        if self._lookup is not None:
+            self._lookup.release([request.request_id])
         self.cache.free(request)
         request.status = RequestStatus.FINISHED
 
@@ -182,6 +195,26 @@ class Scheduler:
             assert request.gap >= 1, f"{request.request_id} has no gap"
         self.cache.check_integrity()
         assert self.requests or self.cache.usage_frac == 0, "blocks are held, but by no request"
+
+    def _look_up(self, lookup: Drafter, candidates: Sequence[Request]) -> list[Request]:
+        """Give requests a copy of their own text for a draft where it pays; return the others."""
+        most = lookup.capabilities.max_speculative_tokens
+        asked = [
+            _plan_draft(self.cache, r, min(most, r.num_remaining_tokens - 1)) for r in candidates
+        ]
+        found = lookup.propose(asked)
+        assert found.evidence is not None, "lookups say how long the match is"
+        drafts = [
+            RequestDraft(request_id=request.request_id, token_ids=token_ids, evidence=evidence)
+            for request, token_ids, evidence in zip(
+                candidates, found.draft_token_ids, found.evidence, strict=True
+            )
+        ]
+        is_taken = self.budget.choose_lookups(candidates, drafts)
+        self.looked_up = list(compress(drafts, is_taken))
+        for request, draft in compress(zip(candidates, drafts, strict=True), is_taken):
+            request.draft_token_ids = draft.token_ids
+        return [r for r, taken in zip(candidates, is_taken, strict=True) if not taken]
 
     def _schedule_anchors(self) -> list[Request]:
         """Reserve for every request with a gap of one, oldest first; preempt from the tail."""

@@ -38,6 +38,7 @@ def verify_everything(config: SpeculativeConfig) -> SpeculativeConfig:
     return replace(
         config,
         enable_adaptive_verification=False,
+        prompt_lookup=False,
         confidence_threshold=None,
         num_speculative_tokens_per_batch_size=None,
         rejection_sample_method="standard",
