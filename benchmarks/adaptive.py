@@ -1,12 +1,12 @@
 """Adaptive verification against no speculation and against a fixed depth, over load.
 
 Servers run all the time: none, a drafter with each fixed depth verified every step, the same with
-its greatest depth and adaptive verification, and if wanted adaptive n-gram drafts beside another
-drafter. A block measures every load, and at each load every arm once on the same prompts (natural
-stops, greedy), one right after another and in rotated order: the machine's speed drifts within
-minutes. Reported per load: throughput of each arm, and adaptive
-against each other arm and against the best of them, as ratios within blocks with their 95 %
-interval. Also what was verified per step, and predicted against measured step time.
+its greatest depth and adaptive verification; if wanted, adaptive n-gram drafts beside another
+drafter, and that one without the lookups its adaptive arm may have. A block measures every load,
+and at each load every arm once on the same prompts (natural stops, greedy), one right after another
+and in rotated order: the machine's speed drifts within minutes. Reported per load: throughput of
+each arm, and adaptive against each other arm and against the best of them, as ratios within blocks
+with their 95 % interval. Also what was verified per step, and predicted against measured step time.
 
 Throughput is that of the steady window, with all places taken: it needs five requests per place or
 more. Over a whole short run the arms differ by how long their last, least predictable requests keep
@@ -16,7 +16,8 @@ a nearly empty engine busy. At one request both are the same.
     python -m benchmarks.adaptive --blocks 3 --serve-flags "--dtype bfloat16 --quantization exact"
     python -m benchmarks.adaptive --model qwen2.5-coder-0.5b-instruct
     python -m benchmarks.adaptive --depths 3,5 --beside-ngram \
-        --drafter '{"method": "dspark", "model": "smollm2-135m-instruct-dspark"}'
+        --drafter '{"method": "dspark", "model": "smollm2-135m-instruct-dspark", \
+                    "prompt_lookup": true}'
 """
 
 from __future__ import annotations
@@ -106,6 +107,9 @@ def parse_arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--beside-ngram", action="store_true", help="measure adaptive n-gram drafts too"
     )
+    parser.add_argument(
+        "--beside-alone", action="store_true", help="measure adaptive drafts without lookups too"
+    )
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--output", type=Path, help="write every cell to this JSON file")
     parser.add_argument("--figure", type=Path, help="draw budget and throughput over load")
@@ -119,9 +123,12 @@ def build_speculation(args: argparse.Namespace) -> Speculation:
     """Return the speculative configuration of every arm."""
     depth = {"num_speculative_tokens": max(args.depths)}
     speculation: Speculation = {"none": {"method": "none"}}
+    alone = {key: value for key, value in args.drafter.items() if key != "prompt_lookup"}
     for fixed in args.depths:
-        speculation[f"fixed-{fixed}"] = {**args.drafter, "num_speculative_tokens": fixed}
+        speculation[f"fixed-{fixed}"] = {**alone, "num_speculative_tokens": fixed}
     speculation["adaptive"] = {**args.drafter, **depth, **ADAPTIVE}
+    if args.beside_alone:
+        speculation["alone"] = {**alone, **depth, **ADAPTIVE}
     if args.beside_ngram:
         speculation["ngram"] = {**NGRAM, "num_speculative_tokens": 7, **ADAPTIVE}
     return speculation
