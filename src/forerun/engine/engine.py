@@ -209,6 +209,7 @@ class Engine:
         drafts, elapsed_s = self._ask_drafter(selected) if selected else ([], 0.0)
         self.scheduler.set_drafts(drafts)
         drafts += self.scheduler.looked_up
+        stats.num_lookup_tokens = sum(len(draft.token_ids) for draft in self.scheduler.looked_up)
         if self.on_trace is not None:
             self._traced_drafts = {draft.request_id: draft for draft in drafts}
         for draft in drafts:

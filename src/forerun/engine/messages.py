@@ -94,6 +94,7 @@ class StepStats:
     num_prefix_hits: int = 0
     num_spec_steps: int = 0
     num_draft_tokens: int = 0
+    num_lookup_tokens: int = 0  # of these, copied from the request's own text
     num_verified_tokens: int = 0
     num_accepted_tokens: int = 0
     verified_per_position: list[int] = field(default_factory=list)

@@ -45,6 +45,7 @@ _COUNTERS = {
 }
 _OWN_COUNTERS = {
     "num_draft_tokens": ("forerun:draft_tokens", "Tokens drafted."),
+    "num_lookup_tokens": ("forerun:lookup_tokens", "Of these, copied by lookups."),
     "num_verified_tokens": ("forerun:verified_tokens", "Draft tokens given to the target."),
     "num_accepted_tokens": ("forerun:accepted_tokens", "Draft tokens accepted."),
     "num_committed_tokens": ("forerun:committed_tokens", "Tokens that became output."),
