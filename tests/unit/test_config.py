@@ -68,9 +68,13 @@ def test_keys_choose_the_policy(keys: dict, policy: str) -> None:
 
 
 def test_an_engine_verifies_adaptively_when_nothing_is_said() -> None:
-    config = EngineConfig.from_options()
-    assert config.speculative.policy == "adaptive"
-    assert config.speculative.num_speculative_tokens == 7
+    for model, method, depth in (
+        ("smollm2-135m-instruct", "dspark", 5),
+        ("qwen2.5-coder-0.5b-instruct", "ngram", 7),
+    ):
+        speculative = EngineConfig.from_options(model=model).speculative
+        assert speculative.policy == "adaptive"
+        assert (speculative.method, speculative.num_speculative_tokens) == (method, depth)
 
 
 def test_a_synthetic_length_becomes_the_rates_of_least_variance() -> None:
