@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 
 # Before torch is imported. Workers share the cores: with more threads than cores, every barrier of
 # a parallel region would wait for threads that do not run. Tests of threading ask for theirs.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A suite started in the background of a shell ignores interrupts; those it sends itself must arrive.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import numpy as np
 import pytest

@@ -81,31 +81,41 @@ def find_checkpoint(options: dict[str, Any]) -> tuple[Path, int]:
 
 def fit_all(rollouts: dict[str, Rollouts]) -> tuple[dict[str, Any], Table]:
     """Return the file's content and a table of errors before and after, on prompts not fitted."""
-    from forerun.evaluation.temperatures import apply_temperatures, fit_temperatures
+    from forerun.evaluation.temperatures import fit_scaling
 
-    content: dict[str, Any] = {"num_samples": 0, "ece_before": {}, "ece_after": {}}
+    content: dict[str, Any] = {
+        "offsets": {},
+        "num_samples": 0,
+        "ece_before": {},
+        "ece_after": {},
+    }
     table = Table("verifier", "position", title="expected calibration error on prompts not fitted")
-    for name in ("temperature", "before", "after"):
+    for name in ("temperature", "offset", "before", "after"):
         table.add_column(name, justify="right")
     for verifier, found in rollouts.items():
         fitted = found.select(found.dataset == "fitted")
         try:
-            temperatures = fit_temperatures(fitted)
+            scaling = fit_scaling(fitted)
         except ValueError as error:
             raise ConfigError(f"this drafter cannot be calibrated: {error}") from error
         judged = found.select(found.dataset == "judged")
         before = _measure_ece(judged, judged.confidence)
-        after = _measure_ece(judged, apply_temperatures(judged.confidence, temperatures))
-        content[verifier] = [round(float(t), 4) for t in temperatures]
+        after = _measure_ece(judged, scaling.apply(judged.confidence))
+        content[verifier] = _round(scaling.temperatures)
+        content["offsets"][verifier] = _round(scaling.offsets)
         content["num_samples"] += fitted.num_drafts
         content["ece_before"][verifier] = before
         content["ece_after"][verifier] = after
-        for position, (temperature, one, other) in enumerate(
-            zip(temperatures, before, after, strict=False), 1
-        ):
-            shown = (f"{temperature:.3f}", f"{one * 100:.1f} %", f"{other * 100:.1f} %")
+        rows = zip(scaling.temperatures, scaling.offsets, before, after, strict=False)
+        for position, (temperature, offset, one, other) in enumerate(rows, 1):
+            errors = (f"{one * 100:.1f} %", f"{other * 100:.1f} %")
+            shown = (f"{temperature:.3f}", f"{offset:+.3f}", *errors)
             table.add_row(verifier, str(position), *shown)
     return content, table
+
+
+def _round(values: np.ndarray) -> list[float]:
+    return [round(float(value), 4) for value in values]
 
 
 def _measure_ece(rollouts: Rollouts, confidence: np.ndarray) -> list[float]:

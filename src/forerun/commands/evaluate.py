@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +47,9 @@ def run(args: argparse.Namespace) -> int:
         check_output(args.output)
     configure_logging("evaluate")
     rows = read_prompts(args.prompts, args.num_prompts)
-    rollouts = obtain_rollouts(args, collect_engine_options(args), rows)
-    figures = measure_all(rollouts)
+    options = collect_engine_options(args)
+    rollouts = obtain_rollouts(args, options, rows)
+    figures = measure_all(scale_all(rollouts, options))
     values = {
         "prompts": args.prompts,
         "num_prompts": len(rows),
@@ -66,6 +67,25 @@ def run(args: argparse.Namespace) -> int:
     else:
         show(figures)
     return 0
+
+
+def scale_all(rollouts: dict[str, Rollouts], options: dict[str, Any]) -> dict[str, Rollouts]:
+    """Return rollouts with the confidences that are served: those beside a checkpoint's weights."""
+    import numpy as np
+
+    from forerun.budget.confidence.calibration import VERIFIERS
+    from forerun.config import EngineConfig
+    from forerun.engine.build import load_temperatures
+
+    temperatures = load_temperatures(EngineConfig.from_options(**options).speculative)
+    if temperatures is None:
+        return rollouts
+    scaled = {}
+    for verifier, found in rollouts.items():
+        verifiers = np.full(found.num_drafts, VERIFIERS.index(verifier))
+        confidence = temperatures.apply(found.confidence, verifiers)
+        scaled[verifier] = replace(found, confidence=confidence)
+    return scaled
 
 
 def measure_all(rollouts: dict[str, Rollouts]) -> Figures:

@@ -8,16 +8,18 @@ import pytest
 from forerun.budget.confidence.calibration import compute_ece
 from forerun.evaluation.metrics import ECE_BINS, compute_survival, measure
 from forerun.evaluation.rollouts import Rollouts
-from forerun.evaluation.temperatures import apply_temperatures, fit_temperatures
+from forerun.evaluation.temperatures import Scaling, fit_scaling
 
 TRUE = np.array([1.8, 0.6, 1.0, 2.5])
 
 
-def make_world(count: int, *, seed: int, temperatures: np.ndarray = TRUE) -> Rollouts:
-    """Return drafts accepted with the chance sigmoid(logit / T) of what they claim."""
+def make_world(
+    count: int, *, seed: int, temperatures: np.ndarray = TRUE, offset: float = 0.0
+) -> Rollouts:
+    """Return drafts accepted with the chance sigmoid(logit / T + offset) of what they claim."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(1.0, 2.0, (count, len(temperatures)))
-    chances = 1 / (1 + np.exp(-logits / temperatures))
+    chances = 1 / (1 + np.exp(-logits / temperatures - offset))
     accepted = (rng.random(chances.shape) < chances).cumprod(axis=1).sum(axis=1)
     return Rollouts(
         dataset=np.full(count, "x"),
@@ -29,15 +31,27 @@ def make_world(count: int, *, seed: int, temperatures: np.ndarray = TRUE) -> Rol
 
 
 def test_the_temperatures_of_a_world_are_found() -> None:
-    found = fit_temperatures(make_world(40_000, seed=1))
-    np.testing.assert_allclose(found, TRUE, rtol=0.2)
+    found = fit_scaling(make_world(40_000, seed=1))
+    np.testing.assert_allclose(found.temperatures, TRUE, rtol=0.2)
+    np.testing.assert_allclose(found.offsets, 0.0, atol=0.15)
+
+
+def test_confidences_that_are_too_high_are_lowered() -> None:
+    """What no temperature does: every claim is higher than the truth by the same log-odds."""
+    moved = [make_world(20_000, seed=seed, temperatures=np.ones(3), offset=-0.7) for seed in (1, 2)]
+    found = fit_scaling(moved[0])
+    np.testing.assert_allclose(found.offsets, -0.7, atol=0.15)
+    before = measure(moved[1]).positions
+    after = measure(moved[1], compute_survival(found.apply(moved[1].confidence))).positions
+    assert max(place.ece or 0.0 for place in before) > 0.08
+    assert max(place.ece or 0.0 for place in after) < 0.02
 
 
 def test_errors_on_other_drafts_become_small() -> None:
-    found = fit_temperatures(make_world(20_000, seed=1))
+    found = fit_scaling(make_world(20_000, seed=1))
     judged = make_world(20_000, seed=2)
     before = measure(judged).positions
-    survival = compute_survival(apply_temperatures(judged.confidence, found))
+    survival = compute_survival(found.apply(judged.confidence))
     after = measure(judged, survival).positions
     assert max(place.ece or 0.0 for place in before) > 0.05
     assert max(place.ece or 0.0 for place in after) < 0.02
@@ -55,19 +69,19 @@ def test_the_error_never_grows_where_it_was_fitted(seed: int) -> None:
         ends_text=rollouts.ends_text,
         confidence=rollouts.confidence,
     )
-    found = fit_temperatures(rollouts)
+    found = fit_scaling(rollouts)
     known = rollouts.num_known > 0
     survived = (rollouts.num_accepted > 0)[known]
     errors = [
-        compute_ece(apply_temperatures(rollouts.confidence, t)[known, 0], survived, ECE_BINS)
-        for t in (np.ones(3), found)
+        compute_ece(scaling.apply(rollouts.confidence)[known, 0], survived, ECE_BINS)
+        for scaling in (Scaling.leave(3), found)
     ]
     assert errors[1] <= errors[0] + 1e-6
 
 
 def test_the_order_within_a_position_stays() -> None:
     confidence = np.random.default_rng(0).random((300, 4))
-    tempered = apply_temperatures(confidence, TRUE)
+    tempered = Scaling(TRUE, np.array([0.5, -1.0, 0.0, 2.0])).apply(confidence)
     for position in range(4):
         assert (np.argsort(confidence[:, position]) == np.argsort(tempered[:, position])).all()
 
@@ -82,8 +96,9 @@ def test_a_position_with_few_outcomes_keeps_its_neighbours_temperature() -> None
         ends_text=world.ends_text,
         confidence=world.confidence,
     )
-    found = fit_temperatures(rollouts)
-    assert found[2] == found[3] == found[1]
+    found = fit_scaling(rollouts)
+    for values in (found.temperatures, found.offsets):
+        assert values[2] == values[3] == values[1]
 
 
 def test_a_drafter_without_a_head_has_none() -> None:
@@ -96,4 +111,4 @@ def test_a_drafter_without_a_head_has_none() -> None:
         confidence=np.full_like(world.confidence, np.nan),
     )
     with pytest.raises(ValueError, match="confidence head"):
-        fit_temperatures(headless)
+        fit_scaling(headless)

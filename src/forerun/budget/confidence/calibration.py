@@ -1,8 +1,9 @@
 """Whether confidences are true: temperatures that make them so, and figures that say how far off.
 
 `ConfidenceTemperatures` come with a drafter's checkpoint, one per position and verifier (DSpark
-section 3.2.1: the verifiers accept at different rates). `CalibrationStats` compares, while serving,
-the survival that was predicted with what verification found.
+section 3.2.1: the verifiers accept at different rates), with offsets if it has any.
+`CalibrationStats` compares, while serving, the survival that was predicted with what verification
+found.
 
 Shapes: R requests, k draft positions, n predictions.
 """
@@ -28,9 +29,13 @@ NUM_BINS = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ConfidenceTemperatures:
-    """One temperature per verifier (rows: greedy, standard, coupled) and draft position."""
+    """One temperature per verifier (rows: greedy, standard, coupled) and draft position.
+
+    `offsets` are added to the tempered log-odds.
+    """
 
     values: np.ndarray  # [3, k] float32
+    offsets: np.ndarray  # [3, k] float32
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -52,7 +57,7 @@ class ConfidenceTemperatures:
         cls, given: Mapping[str, Any], num_positions: int, *, source: str
     ) -> ConfidenceTemperatures:
         """Check the content of a file; a verifier that is not in it keeps its confidences."""
-        allowed = (*VERIFIERS, *PROVENANCE_KEYS, "num_positions")
+        allowed = (*VERIFIERS, *PROVENANCE_KEYS, "offsets", "num_positions")
         for key in given:
             if key not in allowed:
                 raise ConfigError(f"{source}: {describe_unknown_key(key, allowed, kind='key')}")
@@ -63,42 +68,64 @@ class ConfidenceTemperatures:
                 f"{num_positions}; set num_speculative_tokens to {stated!r} or calibrate again."
             )
         values = np.ones((len(VERIFIERS), num_positions), dtype=np.float32)
+        offsets = np.zeros_like(values)
+        moved = _check_offsets(given.get("offsets", {}), f"{source}: offsets")
         for row, verifier in enumerate(VERIFIERS):
             if verifier in given:
-                values[row] = _check_temperatures(
+                values[row] = _check_numbers(
                     given[verifier], num_positions, f"{source}: {verifier}"
                 )
+            if verifier in moved:
+                name = f"{source}: offsets of {verifier}"
+                offsets[row] = _check_numbers(moved[verifier], num_positions, name, kind="offset")
         provenance = {key: given[key] for key in PROVENANCE_KEYS if key in given}
-        return cls(values=values, provenance=provenance)
+        return cls(values=values, offsets=offsets, provenance=provenance)
 
     def apply(
         self,
         confidence: np.ndarray,  # [R, k]
         verifiers: np.ndarray,  # [R] 0 greedy, 1 sampled standard, 2 coupled
     ) -> np.ndarray:
-        """Return sigmoid(logit(c) / T) [R, k] float32. 0 and 1 stay; NaN stays for who reports."""
+        """Return sigmoid(logit(c) / T + offset) [R, k] float32.
+
+        0 and 1 stay; NaN stays for who reports.
+        """
         confidence = np.asarray(confidence, dtype=np.float32)
-        temperatures = self.values[verifiers, : confidence.shape[1]]
+        num_positions = confidence.shape[1]
+        temperatures = self.values[verifiers, :num_positions]
+        offsets = self.offsets[verifiers, :num_positions]
         with np.errstate(divide="ignore", over="ignore"):
-            odds_against = np.exp((np.log1p(-confidence) - np.log(confidence)) / temperatures)
+            against = (np.log1p(-confidence) - np.log(confidence)) / temperatures - offsets
+            odds_against = np.exp(against)
         tempered: np.ndarray = 1.0 / (1.0 + odds_against)
         return tempered
 
 
-def _check_temperatures(given: Any, num_positions: int, name: str) -> Sequence[float]:
+def _check_offsets(given: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(given, dict):
+        raise ConfigError(f"{name} must be an object with the keys {', '.join(VERIFIERS)}.")
+    for key in given:
+        if key not in VERIFIERS:
+            raise ConfigError(f"{name}: {describe_unknown_key(key, VERIFIERS, kind='key')}")
+    return given
+
+
+def _check_numbers(
+    given: Any, num_positions: int, name: str, *, kind: str = "temperature"
+) -> Sequence[float]:
     if not isinstance(given, list):
         raise ConfigError(f"{name} must be a list of {num_positions} numbers, got {given!r}.")
     if len(given) != num_positions:
         raise ConfigError(
-            f"{name} has {len(given)} temperatures, but the drafter runs with {num_positions} "
+            f"{name} has {len(given)} {kind}s, but the drafter runs with {num_positions} "
             f"positions; set num_speculative_tokens to {len(given)} or calibrate again."
         )
+    is_temperature = kind == "temperature"
     for position, value in enumerate(given):
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or value <= 0:
-            raise ConfigError(
-                f"{name}: temperature {position} must be a positive number, got {value!r}."
-            )
+        if not is_number or not math.isfinite(value) or (is_temperature and value <= 0):
+            wanted = "a positive number" if is_temperature else "a number"
+            raise ConfigError(f"{name}: {kind} {position} must be {wanted}, got {value!r}.")
     return given
 
 

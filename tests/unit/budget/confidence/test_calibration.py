@@ -58,6 +58,15 @@ def test_temperatures_divide_the_logit_by_position_and_verifier(tmp_path: Path) 
     np.testing.assert_allclose(tempered, expected, rtol=1e-5)
 
 
+def test_offsets_are_added_to_the_tempered_log_odds(tmp_path: Path) -> None:
+    content = {"greedy": [1.0, 2.0, 0.5], "offsets": {"greedy": [-1.0, 0.0, 2.0]}}
+    temperatures = load(tmp_path, content)
+    assert temperatures is not None
+    tempered = temperatures.apply(np.full((1, 3), 0.8, dtype=np.float32), GREEDY)
+    log_odds = np.log(4.0) / np.array([1.0, 2.0, 0.5]) + np.array([-1.0, 0.0, 2.0])
+    np.testing.assert_allclose(tempered[0], 1.0 / (1.0 + np.exp(-log_odds)), rtol=1e-5)
+
+
 def test_certainty_stays_certain_and_nan_stays_nan() -> None:
     temperatures = ConfidenceTemperatures.from_mapping(
         {"greedy": [2.0, 2.0, 2.0, 0.001]}, 4, source="test"
@@ -81,6 +90,10 @@ def test_certainty_stays_certain_and_nan_stays_nan() -> None:
         ({"greedy": [True, 1, 1]}, "temperature 0 must be a positive number, got True"),
         ({"greedy": ["1", 1, 1]}, "temperature 0 must be a positive number, got '1'"),
         ('{"greedy": [1, 1, NaN]}', "temperature 2 must be a positive number, got nan"),
+        ({"offsets": [1, 1, 1]}, "offsets must be an object with the keys greedy"),
+        ({"offsets": {"greedi": [1, 1, 1]}}, "unknown key 'greedi'; did you mean 'greedy'"),
+        ({"offsets": {"greedy": [1, 1]}}, "offsets of greedy has 2 offsets, but the drafter"),
+        ({"offsets": {"coupled": [1, None, 1]}}, "offset 1 must be a number, got None"),
         ({"num_positions": 5}, "made for num_positions 5, but the drafter runs with 3"),
     ],
 )
