@@ -10,11 +10,11 @@ import signal
 # a parallel region would wait for threads that do not run. Tests of threading ask for theirs.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A suite started in the background of a shell ignores interrupts; those it sends itself must arrive.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 import numpy as np
 import pytest
+
+# A suite started in the background ignores interrupts; those it sends itself must arrive.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
