@@ -56,13 +56,17 @@ class ConfidenceTemperatures:
     def from_mapping(
         cls, given: Mapping[str, Any], num_positions: int, *, source: str
     ) -> ConfidenceTemperatures:
-        """Check the content of a file; a verifier that is not in it keeps its confidences."""
+        """Check the content of a file; a verifier that is not in it keeps its confidences.
+
+        Of a file for more positions the first ones count: blocks are drafted shorter as well where
+        the policy asks for less.
+        """
         allowed = (*VERIFIERS, *PROVENANCE_KEYS, "offsets", "num_positions")
         for key in given:
             if key not in allowed:
                 raise ConfigError(f"{source}: {describe_unknown_key(key, allowed, kind='key')}")
         stated = given.get("num_positions", num_positions)
-        if stated != num_positions:
+        if type(stated) is not int or stated < num_positions:
             raise ConfigError(
                 f"{source}: made for num_positions {stated!r}, but the drafter runs with "
                 f"{num_positions}; set num_speculative_tokens to {stated!r} or calibrate again."
@@ -72,12 +76,12 @@ class ConfidenceTemperatures:
         moved = _check_offsets(given.get("offsets", {}), f"{source}: offsets")
         for row, verifier in enumerate(VERIFIERS):
             if verifier in given:
-                values[row] = _check_numbers(
-                    given[verifier], num_positions, f"{source}: {verifier}"
-                )
+                name = f"{source}: {verifier}"
+                values[row] = _check_numbers(given[verifier], stated, name)[:num_positions]
             if verifier in moved:
                 name = f"{source}: offsets of {verifier}"
-                offsets[row] = _check_numbers(moved[verifier], num_positions, name, kind="offset")
+                own = _check_numbers(moved[verifier], stated, name, kind="offset")
+                offsets[row] = own[:num_positions]
         provenance = {key: given[key] for key in PROVENANCE_KEYS if key in given}
         return cls(values=values, offsets=offsets, provenance=provenance)
 

@@ -67,6 +67,14 @@ def test_offsets_are_added_to_the_tempered_log_odds(tmp_path: Path) -> None:
     np.testing.assert_allclose(tempered[0], 1.0 / (1.0 + np.exp(-log_odds)), rtol=1e-5)
 
 
+def test_of_more_positions_the_first_ones_count(tmp_path: Path) -> None:
+    content = {"num_positions": 4, "greedy": [1, 2, 3, 4], "offsets": {"greedy": [0, 1, 2, 3]}}
+    temperatures = load(tmp_path, content, num_positions=2)
+    assert temperatures is not None
+    assert temperatures.values[0].tolist() == [1, 2]
+    assert temperatures.offsets[0].tolist() == [0, 1]
+
+
 def test_certainty_stays_certain_and_nan_stays_nan() -> None:
     temperatures = ConfidenceTemperatures.from_mapping(
         {"greedy": [2.0, 2.0, 2.0, 0.001]}, 4, source="test"
@@ -94,7 +102,9 @@ def test_certainty_stays_certain_and_nan_stays_nan() -> None:
         ({"offsets": {"greedi": [1, 1, 1]}}, "unknown key 'greedi'; did you mean 'greedy'"),
         ({"offsets": {"greedy": [1, 1]}}, "offsets of greedy has 2 offsets, but the drafter"),
         ({"offsets": {"coupled": [1, None, 1]}}, "offset 1 must be a number, got None"),
-        ({"num_positions": 5}, "made for num_positions 5, but the drafter runs with 3"),
+        ({"num_positions": 2}, "made for num_positions 2, but the drafter runs with 3"),
+        ({"num_positions": "5"}, "made for num_positions '5', but the drafter runs with 3"),
+        ({"num_positions": 5, "greedy": [1, 1, 1]}, "greedy has 3 temperatures"),
     ],
 )
 def test_a_bad_file_says_what_is_wrong(tmp_path: Path, content: Any, problem: str) -> None:
