@@ -22,6 +22,11 @@ MODEL = make_model(seed=1)
 NUM_REQUESTS = 12
 NUM_TOKENS = 40
 DEPTH = 5
+ADAPTIVE = {
+    "num_speculative_tokens": DEPTH,
+    "prompt_lookup_min": 1,
+    "enable_adaptive_verification": True,
+}
 # Two rows a request are nearly free, then each costs as much as two tokens bring, or as a half.
 ROWS = [1, NUM_REQUESTS, NUM_REQUESTS * 2, NUM_REQUESTS * 3, NUM_REQUESTS * 6]
 COSTS = {
@@ -79,13 +84,7 @@ def answer_plainly() -> dict[tuple[str, int], list[int]]:
 @pytest.mark.parametrize("costs", COSTS)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_greedy_tokens_are_those_without_speculation(drafter: str, costs: str) -> None:
-    config = {
-        "method": "ngram",
-        "num_speculative_tokens": DEPTH,
-        "prompt_lookup_min": 1,
-        "enable_adaptive_verification": True,
-    }
-    tokens, stats = answer(DRAFTERS[drafter](), config, profile=COSTS[costs])
+    tokens, stats = answer(DRAFTERS[drafter](), {"method": "ngram", **ADAPTIVE}, profile=COSTS[costs])
     assert tokens == answer_plainly()
     assert sum(step.num_verified_tokens for step in stats) > 0
 
@@ -93,14 +92,7 @@ def test_greedy_tokens_are_those_without_speculation(drafter: str, costs: str) -
 @pytest.mark.parametrize("costs", COSTS)
 @pytest.mark.parametrize("drafter", ["right", "wrong", "uneven"])
 def test_greedy_tokens_with_lookups_before_the_drafter(drafter: str, costs: str) -> None:
-    config = {
-        "method": "draft_model",
-        "model": "scripted",
-        "num_speculative_tokens": DEPTH,
-        "prompt_lookup": True,
-        "prompt_lookup_min": 1,
-        "enable_adaptive_verification": True,
-    }
+    config = {"method": "draft_model", "model": "scripted", "prompt_lookup": True, **ADAPTIVE}
     tokens, stats = answer(DRAFTERS[drafter](), config, profile=COSTS[costs])
     assert tokens == answer_plainly()
     assert sum(step.num_drafting for step in stats) > 0

@@ -51,6 +51,7 @@ class RequestMemory:
         self.confidence[slot] = self.survival[slot] = self.earlier_survival[slot] = 1.0
         self.is_bound[slot] = self.is_probe[slot] = False
         self.is_new[slot] = True
+        self.source[slot] = 0
         self.verifier[slot] = verifier
         self.row_ms[slot] = row_ms
         self.has_sampled |= row_ms > 0.0
