@@ -84,7 +84,8 @@ def answer_plainly() -> dict[tuple[str, int], list[int]]:
 @pytest.mark.parametrize("costs", COSTS)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_greedy_tokens_are_those_without_speculation(drafter: str, costs: str) -> None:
-    tokens, stats = answer(DRAFTERS[drafter](), {"method": "ngram", **ADAPTIVE}, profile=COSTS[costs])
+    config = {"method": "ngram", **ADAPTIVE}
+    tokens, stats = answer(DRAFTERS[drafter](), config, profile=COSTS[costs])
     assert tokens == answer_plainly()
     assert sum(step.num_verified_tokens for step in stats) > 0
 
